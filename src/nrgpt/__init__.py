@@ -1,0 +1,29 @@
+"""nrgpt: GPTs whose forward pass rolls tokens down an energy landscape.
+
+    cfg = nrgpt.ModelConfig(vocab_size=65, context=256, width=128, heads=4, steps=8)
+    model = nrgpt.LanguageModel(cfg)
+    logits, loss = model(idx, targets)
+
+Importing this package loads torch and nothing heavier.
+"""
+
+from .certificate import Certificate, Finding, Guarantee
+from .config import ModelConfig
+from .energy import EnergyTerm, Readout, TotalEnergy
+from .model import LanguageModel, ParameterCounts
+from .released import load_released
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Certificate",
+    "EnergyTerm",
+    "Finding",
+    "Guarantee",
+    "LanguageModel",
+    "ModelConfig",
+    "ParameterCounts",
+    "Readout",
+    "TotalEnergy",
+    "load_released",
+]

@@ -1,0 +1,166 @@
+"""One inference step, x <- block(x): the gradient of an energy, or a transformer block.
+
+Every block has ``prepare``, called once per forward pass for what its steps share, and is then
+called as ``block(x, t, prepared)``. The model's loop knows no more than this.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .config import ModelConfig
+from .energy import FEEDFORWARD, AttentionEnergy, EnergyTerm, Readout, TotalEnergy
+from .energy.total import Extra, read
+from .init import blank
+from .kernels.pointwise import ACTIVATIONS
+from .norm import make_norm
+from .rate import make_rate
+
+
+class Folded(NamedTuple):
+    """A term's weights for one forward pass, eta folded into the way back."""
+
+    term: EnergyTerm
+    readout: Readout
+    write: Tensor  # eta R^T, (D, written rows)
+    field: Tensor | None  # eta h, (D,)
+
+
+class EnergyBlock(nn.Module):
+    """x <- x - eta dE/dg with g = norm(x).
+
+    eta is constant over tokens, and its shared part over steps too, so eta R^T is one matrix
+    per forward pass: a step reads with R and writes with eta R^T. No autograd inside.
+    """
+
+    def __init__(self, cfg: ModelConfig):
+        super().__init__()
+        self.norm = make_norm(cfg, learn_gamma=cfg.learn_gamma, learn_delta=cfg.learn_delta)
+        self.energy = TotalEnergy(
+            {
+                "attention": AttentionEnergy(cfg),
+                "feedforward": FEEDFORWARD[cfg.feedforward](cfg),
+            }
+        )
+        self.rate = make_rate(cfg)
+        self.dropout = nn.Dropout(cfg.dropout)
+
+    def prepare(self, extra: Extra | None = None) -> list[Folded]:
+        return [self.fold(term) for _, term in self.energy.named_terms(extra)]
+
+    def fold(self, term: EnergyTerm) -> Folded:
+        R, _, h = readout = term.readout()
+        if R is None:  # z is g: what is written back is eta itself
+            some = next(self.parameters())
+            back = torch.eye(self.rate.width, dtype=some.dtype, device=some.device)
+        else:
+            back = R[: term.written].T
+        field = None if h is None else self.rate.fold(h, self.norm)
+        return Folded(term, readout, self.rate.fold(back, self.norm), field)
+
+    def update(self, x: Tensor, t: int, prepared: list[Folded]) -> Tensor:
+        """-eta dE/dg at step t, shape (batch, tokens, D)."""
+        g = self.norm(x)
+        update = torch.zeros_like(x)
+        for term, readout, write, field in prepared:
+            z = read(readout, g)
+            update = update + F.linear(term.force(z, term.keys(z, g)), write, field)
+        return self.rate.apply_step(update, t, x, self.norm)
+
+    def forward(self, x: Tensor, t: int, prepared: list[Folded]) -> Tensor:
+        return x + self.dropout(self.update(x, t, prepared))
+
+
+class TransformerBlock(nn.Module):
+    """What the baselines share with one another, and nothing with an energy."""
+
+    def __init__(self, cfg: ModelConfig):
+        super().__init__()
+        self.attention = Attention(cfg)
+        self.feedforward = FeedForward(cfg)
+        self.dropout = nn.Dropout(cfg.dropout)
+
+    def prepare(self, extra: Extra | None = None) -> None:
+        if extra:
+            raise ValueError(
+                f"extra terms {', '.join(extra)}: only block='nrgpt' has an energy to add to"
+            )
+
+
+class SequentialBlock(TransformerBlock):
+    """Pre-norm GPT block: attention, then feed-forward."""
+
+    def __init__(self, cfg: ModelConfig):
+        super().__init__(cfg)
+        self.norm_1 = make_norm(cfg, learn_gamma=cfg.learn_gamma, learn_delta=cfg.learn_delta)
+        self.norm_2 = make_norm(cfg, learn_gamma=cfg.learn_gamma, learn_delta=cfg.learn_delta)
+
+    def forward(self, x: Tensor, t: int, prepared: None) -> Tensor:
+        x = x + self.dropout(self.attention(self.norm_1(x)))
+        return x + self.dropout(self.feedforward(self.norm_2(x)))
+
+
+class ParallelBlock(TransformerBlock):
+    """GPT-J block, paper eq. parallel-transformer: x <- x + AT(g) + FF(g), g = norm(x)."""
+
+    def __init__(self, cfg: ModelConfig):
+        super().__init__(cfg)
+        self.norm = make_norm(cfg, learn_gamma=cfg.learn_gamma, learn_delta=cfg.learn_delta)
+        self.norm_2 = None
+        if cfg.separate_norms:
+            self.norm_2 = make_norm(cfg, learn_gamma=cfg.learn_gamma, learn_delta=cfg.learn_delta)
+
+    def forward(self, x: Tensor, t: int, prepared: None) -> Tensor:
+        g = self.norm(x)
+        g_2 = g if self.norm_2 is None else self.norm_2(x)
+        return x + self.dropout(self.attention(g) + self.feedforward(g_2))
+
+
+class Attention(nn.Module):
+    """Causal multi-head self-attention of a GPT: B <= A, own keys, values and projection."""
+
+    def __init__(self, cfg: ModelConfig):
+        super().__init__()
+        self.heads = cfg.heads
+        self.scale = cfg.score_scale
+        self.W_Q = blank(cfg.width, cfg.width)
+        self.W_K = blank(cfg.width, cfg.width)
+        self.W_V = blank(cfg.width, cfg.width)
+        self.W_P = blank(cfg.width, cfg.width)
+        self.b_P = blank(cfg.width) if cfg.bias else None
+
+    def forward(self, g: Tensor) -> Tensor:
+        weights = torch.cat([self.W_Q, self.W_K, self.W_V])
+        q, k, v = F.linear(g, weights).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale)
+        return F.linear(out.transpose(1, 2).flatten(-2), self.W_P, self.b_P)
+
+
+class FeedForward(nn.Module):
+    """W_2 sigma(W_1 g + b_1) + b_2."""
+
+    def __init__(self, cfg: ModelConfig):
+        super().__init__()
+        self.sigma = ACTIVATIONS[cfg.activation].value
+        self.W_1 = blank(cfg.hidden, cfg.width)
+        self.W_2 = blank(cfg.width, cfg.hidden)
+        self.b_1 = blank(cfg.hidden) if cfg.bias else None
+        self.b_2 = blank(cfg.width) if cfg.bias else None
+
+    def forward(self, g: Tensor) -> Tensor:
+        return F.linear(self.sigma(F.linear(g, self.W_1, self.b_1)), self.W_2, self.b_2)
+
+
+def make_blocks(cfg: ModelConfig) -> nn.ModuleList:
+    """The distinct blocks: one for every step of a GPT, a single one for the recurrent models."""
+    match cfg.block:
+        case "nrgpt":
+            return nn.ModuleList([EnergyBlock(cfg)])
+        case "gpt":
+            return nn.ModuleList(SequentialBlock(cfg) for _ in range(cfg.steps))
+        case "rgpt":
+            return nn.ModuleList([SequentialBlock(cfg)])
+        case "rgpt_parallel":
+            return nn.ModuleList([ParallelBlock(cfg)])

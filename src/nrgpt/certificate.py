@@ -1,0 +1,58 @@
+"""Does the energy go down? What a model can say of itself, and which part is to blame if not.
+
+Three levels, each for one token whose past is frozen (while earlier tokens still move, nothing
+is promised, and none of this holds under dropout):
+
+EVERY_STEP   E never rises, however large the steps. Needs energies that are concave in the
+             token's own g, and eta = c Gamma with c > 0 (without a norm: a positive
+             semi-definite symmetric part of eta). docs/equations.md has the proof.
+SMALL_STEPS  E falls along the flow in continuous time (the paper's Propositions 1 and 2), so a
+             small enough step lowers it; the step that is taken may be too large.
+NONE         nothing is promised.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+
+class Guarantee(IntEnum):
+    NONE = 0
+    SMALL_STEPS = 1
+    EVERY_STEP = 2
+
+
+class Finding(NamedTuple):
+    """What one part of the model allows, and why."""
+
+    part: str
+    level: Guarantee
+    why: str
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """True where descent is guaranteed at every step; otherwise ``blame`` says what prevents it."""
+
+    findings: tuple[Finding, ...]
+
+    @property
+    def level(self) -> Guarantee:
+        return min(finding.level for finding in self.findings)
+
+    @property
+    def blame(self) -> tuple[Finding, ...]:
+        return tuple(f for f in self.findings if f.level < Guarantee.EVERY_STEP)
+
+    def __bool__(self) -> bool:
+        return self.level is Guarantee.EVERY_STEP
+
+    def __str__(self) -> str:
+        title = {
+            Guarantee.EVERY_STEP: "descent guaranteed at every step, for a frozen past",
+            Guarantee.SMALL_STEPS: "descent guaranteed for small enough steps, for a frozen past",
+            Guarantee.NONE: "no descent guaranteed",
+        }[self.level]
+        width = max(len(finding.part) for finding in self.findings)
+        lines = [f"  {f.part:<{width}}  {f.level.name:<11}  {f.why}" for f in self.findings]
+        return "\n".join([title, *lines])

@@ -1,0 +1,180 @@
+"""Configurations: frozen, typed, strict.
+
+A wrong value or an unknown field is a ValueError that names the field, the value and what is
+allowed. Nothing is ever ignored.
+"""
+
+import dataclasses
+import difflib
+import functools
+import math
+import types
+import typing
+from collections.abc import Iterable
+from typing import Any, Literal, TypeVar, Union, dataclass_transform
+
+from .energy.feedforward import FEEDFORWARD
+
+Config = TypeVar("Config")
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def strict(cls: type[Config]) -> type[Config]:
+    """A frozen, keyword-only dataclass that rejects unknown fields and values of the wrong type."""
+    cls = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+    assign = cls.__init__
+    hints = typing.get_type_hints(cls)
+
+    @functools.wraps(assign)
+    def __init__(self: Config, **values: Any) -> None:
+        for name, value in values.items():
+            if name not in hints:
+                raise ValueError(f"{cls.__name__} has no field {name!r}{suggestion(name, hints)}")
+            check_type(name, value, hints[name])
+        assign(self, **values)
+
+    cls.__init__ = __init__  # type: ignore[method-assign, assignment]
+    return cls
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """What to append to "there is no such name": the nearest known one, or all of them."""
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(known)}"
+
+
+def check_type(name: str, value: Any, hint: Any) -> None:
+    """Raise a ValueError unless ``value`` is what the annotation of the field says."""
+    if typing.get_origin(hint) is Literal:
+        check_choice(name, value, typing.get_args(hint))
+        return
+    is_union = typing.get_origin(hint) in (Union, types.UnionType)
+    allowed = typing.get_args(hint) if is_union else (hint,)
+    # Python counts True as an int and refuses 1 as a float; people mean neither.
+    wanted = tuple(t for kind in allowed for t in ((int, float) if kind is float else (kind,)))
+    is_stray_bool = isinstance(value, bool) and bool not in allowed
+    if is_stray_bool or not isinstance(value, wanted):
+        words = " or ".join("None" if t is types.NoneType else t.__name__ for t in allowed)
+        raise ValueError(f"{name} = {value!r}: must be of type {words}")
+
+
+def check_choice(name: str, value: Any, allowed: Iterable[Any]) -> None:
+    allowed = list(allowed)
+    if value not in allowed:
+        near = difflib.get_close_matches(str(value), allowed, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        listed = ", ".join(repr(a) for a in allowed)
+        raise ValueError(f"{name} = {value!r}: must be one of {listed}{hint}")
+
+
+def check(holds: bool, name: str, value: Any, must_be: str) -> None:
+    if not holds:
+        raise ValueError(f"{name} = {value!r}: must be {must_be}")
+
+
+@strict
+class ModelConfig:
+    """Everything that decides a LanguageModel's shape and its starting point.
+
+    The defaults follow the paper's text. Fields that only one kind of block reads are marked:
+    [nrgpt], or [baselines] for gpt, rgpt and rgpt_parallel.
+    """
+
+    vocab_size: int = 50_257
+    context: int = 1_024
+    """Longest sequence, in tokens; positions are learned."""
+    width: int = 768
+    """D, the size of a token's state."""
+    heads: int = 12
+    steps: int = 12
+    """T: inference steps of a recurrent block; for gpt, the number of distinct blocks."""
+    block: Literal["nrgpt", "gpt", "rgpt", "rgpt_parallel"] = "nrgpt"
+
+    mask: Literal["strict", "released", "inclusive"] = "strict"
+    """[nrgpt] Which tokens B a token A attends to: B < A; B <= A as the authors' code does it,
+    whose update is no gradient; B <= A with the exact gradient."""
+    coupling: Literal["low_rank", "full"] = "low_rank"
+    """[nrgpt] J_h = W_K^T W_Q of rank width / heads, or one full D x D matrix per head."""
+    beta: float | None = None
+    """Inverse temperature of the attention scores; None is 1 / sqrt(width / heads)."""
+    learn_alpha: bool = True
+    """[nrgpt] A learnable weight alpha_h for each head's energy."""
+
+    feedforward: str = "ff2w"
+    """[nrgpt] Feed-forward energy: ff1, ff2w, ff2, memory, or one you registered."""
+    potential: Literal["relu2", "gelu", "softplus", "softplus2"] = "relu2"
+    """[nrgpt] F of feedforward="memory"."""
+    activation: Literal["gelu", "relu"] = "gelu"
+    """sigma of ff1, ff2w, ff2 and of the baselines."""
+    hidden_factor: int = 4
+    """Hidden size of the feed-forward part, in units of width."""
+    bias: bool = False
+    """Biases in the feed-forward part (in the baselines, in the attention's output too)."""
+    feedforward_scale: bool = False
+    """[nrgpt] A learnable factor before the feed-forward energy."""
+
+    norm: Literal["layernorm", "rmsnorm", "none"] = "layernorm"
+    norm_eps: float = 1e-5
+    learn_gamma: bool = True
+    """Learn gamma of the block's norm (fixed at 1 otherwise)."""
+    learn_delta: bool = True
+    """Learn delta of the block's LayerNorm (fixed at 0 otherwise; RMSNorm has none)."""
+    separate_norms: bool = False
+    """[rgpt_parallel] One norm before attention and another before the feed-forward part."""
+
+    rate: Literal[
+        "identity",
+        "scalar",
+        "gamma",
+        "gamma_per_step",
+        "free",
+        "free_per_step",
+        "psd_skew",
+        "psd_skew_per_step",
+        "state",
+    ] = "free"
+    """[nrgpt] The inference rate eta; see nrgpt.rate for what each promises."""
+    rate_init: Literal["identity", "random"] = "identity"
+    """[nrgpt] Where a matrix eta starts: at rate_scale times 1, or at random (std init_std)."""
+    rate_scale: float = 1.0
+    """[nrgpt] The initial size c of eta."""
+    rate_rank: int | None = None
+    """[nrgpt] Rows D' of U in eta = U^T U + V - V^T; None is width."""
+
+    tied: bool = True
+    """The head's weights are the token embedding's."""
+    head_bias: bool = False
+    dropout: float = 0.0
+    """On the embeddings and on each applied update, never inside a force."""
+    init_std: float = 0.02
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "context", "width", "heads", "steps", "hidden_factor"):
+            value = getattr(self, name)
+            check(value >= 1, name, value, "at least 1")
+        splits_width = not (self.block == "nrgpt" and self.coupling == "full")
+        divides = self.width % self.heads == 0 or not splits_width
+        check(divides, "heads", self.heads, f"a divisor of width = {self.width}")
+        check_choice("feedforward", self.feedforward, FEEDFORWARD)
+        check(0 <= self.dropout < 1, "dropout", self.dropout, "in [0, 1)")
+        for name in ("beta", "rate_scale", "init_std", "rate_rank"):
+            value = getattr(self, name)
+            is_positive = value is None or (value > 0 and math.isfinite(value))
+            check(is_positive, name, value, "positive and finite")
+        eps_is_fine = self.norm_eps >= 0 and math.isfinite(self.norm_eps)
+        check(eps_is_fine, "norm_eps", self.norm_eps, "at least 0 and finite")
+
+    @property
+    def head_width(self) -> int:
+        """Y = D / H."""
+        return self.width // self.heads
+
+    @property
+    def score_scale(self) -> float:
+        """beta as a number."""
+        return (self.width / self.heads) ** -0.5 if self.beta is None else self.beta
+
+    @property
+    def hidden(self) -> int:
+        return self.hidden_factor * self.width

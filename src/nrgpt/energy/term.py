@@ -1,0 +1,78 @@
+"""The contract of an energy term.
+
+A term reads a token linearly and turns what it read into a number:
+
+    z_A = R g_A + b                     the readout, the term's weights
+    E_A = energy(z_A, keys) - h . g_A   h: an optional constant field
+    -dE_A/dg_A = R^T force(z_A, keys) + h,    force = -d energy / dz
+
+Everything around it (the products with R and R^T, the sum over terms, eta) is written once, for
+all terms. A term of your own states ``energy`` and what else it needs:
+
+    class Attract(nrgpt.EnergyTerm):
+        def __init__(self, direction, weight):
+            super().__init__()
+            self.register_buffer("direction", direction)
+            self.weight = weight
+
+        def energy(self, z, keys):                  # no readout: z is g
+            return -self.weight * (z @ self.direction)
+
+``model(idx, extra={"attract": Attract(v, 0.1)})`` adds it to a trained model for one call.
+Registered as ``nrgpt.energy.FEEDFORWARD["mine"] = Mine`` (a class that takes the ModelConfig), it
+can be trained as ``ModelConfig(feedforward="mine")``.
+"""
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..certificate import Finding, Guarantee
+
+
+class Readout(NamedTuple):
+    """z = weight g + bias, and a constant field on g. Without a weight, z is g itself."""
+
+    weight: Tensor | None = None  # R, (m, D)
+    bias: Tensor | None = None  # b, (m,)
+    field: Tensor | None = None  # h, (D,)
+
+
+class EnergyTerm(nn.Module, ABC):
+    """One named part of the energy, per token and per sample. See the module's text."""
+
+    written: int | None = None
+    """How many leading rows of z the token's own energy depends on, all if None. ``force``
+    returns these only. (Attention reads keys for others to see: they are not written.)"""
+
+    def readout(self) -> Readout:
+        return Readout()
+
+    def keys(self, z: Tensor, g: Tensor) -> Tensor | None:
+        """What later tokens may see of this one; None if the term acts on each token alone."""
+        return None
+
+    @abstractmethod
+    def energy(self, z: Tensor, keys: Tensor | None) -> Tensor:
+        """E of each token, shape (batch, tokens). Token A may use the keys of tokens B <= A."""
+
+    def force(self, z: Tensor, keys: Tensor | None) -> Tensor:
+        """-dE_A/dz_A with the keys held fixed, shape (batch, tokens, written rows).
+
+        Written by hand where it can be. This one asks autograd, inside the forward pass: always
+        right for a differentiable energy, and slower.
+        """
+        assert self.written is None, "autograd gives the force on every row of z"
+        return torch.func.grad(lambda z: -self.energy(z, keys).sum())(z)
+
+    def guarantee(self) -> Finding:
+        """EVERY_STEP for an energy that is concave in z, SMALL_STEPS for any other whose force
+        is its exact gradient, NONE if it is not."""
+        why = "not known to be concave (override guarantee() if it is)"
+        return Finding(type(self).__name__, Guarantee.SMALL_STEPS, why)
+
+    def extra_repr(self) -> str:
+        by_autograd = type(self).force is EnergyTerm.force
+        return "force by autograd: write force() to speed it up" if by_autograd else ""

@@ -1,0 +1,54 @@
+"""The sum of energy terms, by name."""
+
+from collections.abc import Iterator, Mapping
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .term import EnergyTerm, Readout
+
+Extra = Mapping[str, EnergyTerm]
+
+
+class TotalEnergy(nn.Module):
+    """E_A = sum of the terms' E_A. ``extra`` terms join for one call: regularisers, probes."""
+
+    def __init__(self, terms: Extra):
+        super().__init__()
+        self.terms = nn.ModuleDict(terms)
+
+    def named_terms(self, extra: Extra | None = None) -> Iterator[tuple[str, EnergyTerm]]:
+        yield from self.terms.items()  # type: ignore[misc]
+        for name, term in (extra or {}).items():
+            if name in self.terms:
+                raise ValueError(
+                    f"extra term {name!r}: the model already has a term of that name; "
+                    f"its terms are {', '.join(self.terms)}"
+                )
+            yield name, term
+
+    def energies(self, g: Tensor, extra: Extra | None = None) -> dict[str, Tensor]:
+        """Each term's energy of each token, shape (batch, tokens)."""
+        energies = {}
+        for name, term in self.named_terms(extra):
+            readout = term.readout()
+            z = read(readout, g)
+            energy = term.energy(z, term.keys(z, g))
+            energies[name] = energy if readout.field is None else energy - g @ readout.field
+        return energies
+
+    def forces(self, g: Tensor, extra: Extra | None = None) -> dict[str, Tensor]:
+        """Each term's -dE_A/dg_A, shape (batch, tokens, D)."""
+        forces = {}
+        for name, term in self.named_terms(extra):
+            R, _, h = readout = term.readout()
+            z = read(readout, g)
+            force = term.force(z, term.keys(z, g))
+            force = force if R is None else force @ R[: term.written]
+            forces[name] = force if h is None else force + h
+        return forces
+
+
+def read(readout: Readout, g: Tensor) -> Tensor:
+    """z of g."""
+    return g if readout.weight is None else F.linear(g, readout.weight, readout.bias)

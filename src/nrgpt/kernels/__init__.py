@@ -1,0 +1,1 @@
+"""Operations that deserve more than one implementation. Each file is one seam."""

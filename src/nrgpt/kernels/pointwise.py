@@ -1,0 +1,54 @@
+"""Activations sigma with their derivatives, and potentials F with F' = sigma, elementwise.
+
+An activation's derivative is only ever needed times something else, so it comes as
+``pull(v, z) = v * sigma'(z)``: one fused call of PyTorch's own backward kernel, which is itself
+differentiable, as training through a force requires.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Elementwise = Callable[[Tensor], Tensor]
+
+
+class Activation(NamedTuple):
+    value: Elementwise
+    pull: Callable[[Tensor, Tensor], Tensor]
+
+
+ACTIVATIONS = {
+    "gelu": Activation(F.gelu, lambda v, z: torch.ops.aten.gelu_backward(v, z)),
+    "relu": Activation(F.relu, lambda v, z: torch.ops.aten.threshold_backward(v, z, 0)),
+}
+
+
+class Potential(NamedTuple):
+    value: Elementwise
+    derivative: Elementwise
+    convex: bool
+
+
+def gelu_integral(z: Tensor) -> Tensor:
+    """F with F' = GELU and F(-inf) = 0: half of (z^2 - 1) Phi(z) + z phi(z)."""
+    Phi = torch.special.ndtr(z)
+    phi = torch.exp(-0.5 * z.square()) / math.sqrt(2 * math.pi)
+    return 0.5 * ((z.square() - 1) * Phi + z * phi)
+
+
+POTENTIALS = {
+    "relu2": Potential(lambda z: 0.5 * F.relu(z).square(), F.relu, convex=True),
+    # GELU falls where z < -0.75, so its integral is not convex.
+    "gelu": Potential(gelu_integral, F.gelu, convex=False),
+    "softplus": Potential(F.softplus, torch.sigmoid, convex=True),
+    # A smooth relu2.
+    "softplus2": Potential(
+        lambda z: 0.5 * F.softplus(z).square(),
+        lambda z: F.softplus(z) * torch.sigmoid(z),
+        convex=True,
+    ),
+}

@@ -1,0 +1,153 @@
+"""The language model: embed, T steps, read out. One loop for NRGPT and every baseline."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .block import EnergyBlock, make_blocks
+from .certificate import Certificate, Finding, Guarantee
+from .config import ModelConfig
+from .energy.total import Extra
+from .init import blank, initialise
+from .norm import make_norm
+
+IGNORED_TARGET = -100
+"""A target with this value does not count in the loss."""
+
+
+@dataclass(frozen=True)
+class ParameterCounts:
+    """Trainable parameters. ``groups`` sum to ``total``, which is ``tied`` or ``untied``: the
+    counts with and without sharing the token embedding with the head."""
+
+    groups: dict[str, int]
+    total: int
+    tied: int
+    untied: int
+
+
+class LanguageModel(nn.Module):
+    """Token and position embeddings, ``steps`` applications of a block, final norm, head."""
+
+    def __init__(self, cfg: ModelConfig):
+        super().__init__()
+        self.cfg = cfg
+        self.tokens = blank(cfg.vocab_size, cfg.width)
+        self.positions = blank(cfg.context, cfg.width)
+        self.dropout = nn.Dropout(cfg.dropout)
+        self.blocks = make_blocks(cfg)
+        self.final_norm = make_norm(cfg)
+        self.head = None if cfg.tied else blank(cfg.vocab_size, cfg.width)
+        self.head_bias = blank(cfg.vocab_size) if cfg.head_bias else None
+        initialise(self, cfg)
+
+    def forward(
+        self,
+        idx: Tensor,
+        targets: Tensor | None = None,
+        *,
+        steps: int | None = None,
+        extra: Extra | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Logits (batch, tokens, vocabulary) and, given targets, their mean cross-entropy.
+
+        ``steps`` may differ from the trained number (for gpt it may only be smaller).
+        ``extra`` terms are added to the energy for this call.
+        """
+        for x in self.states(idx, steps=steps, extra=extra):  # noqa: B007 (the last one counts)
+            pass
+        logits = self.readout(x)
+        if targets is None:
+            return logits, None
+        if targets.shape != idx.shape:
+            raise ValueError(
+                f"targets have shape {tuple(targets.shape)}; they must have that of idx, "
+                f"{tuple(idx.shape)}"
+            )
+        # At least float32: a sum over a large vocabulary does not survive bfloat16.
+        precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        loss = F.cross_entropy(
+            precise.flatten(0, 1), targets.flatten(), ignore_index=IGNORED_TARGET
+        )
+        return logits, loss
+
+    def states(
+        self, idx: Tensor, *, steps: int | None = None, extra: Extra | None = None
+    ) -> Iterator[Tensor]:
+        """x before the first step and after each one, shape (batch, tokens, width)."""
+        steps = self.check_steps(steps)
+        prepared = [block.prepare(extra) for block in self.blocks]  # type: ignore[operator]
+        x = self.embed(idx)
+        yield x
+        for t in range(steps):
+            i = t % len(self.blocks)
+            x = self.blocks[i](x, t, prepared[i])
+            yield x
+
+    def embed(self, idx: Tensor) -> Tensor:
+        if idx.dim() != 2:
+            raise ValueError(f"idx has shape {tuple(idx.shape)}; it must be (batch, tokens)")
+        if not 1 <= idx.shape[1] <= self.cfg.context:
+            raise ValueError(
+                f"idx has {idx.shape[1]} tokens; this model takes 1 to context = {self.cfg.context}"
+            )
+        return self.dropout(F.embedding(idx, self.tokens) + self.positions[: idx.shape[1]])
+
+    def readout(self, x: Tensor) -> Tensor:
+        """Logits of a state: what the model would say if it stopped here."""
+        head = self.tokens if self.head is None else self.head
+        return F.linear(self.final_norm(x), head, self.head_bias)
+
+    def check_steps(self, steps: int | None) -> int:
+        if steps is None:
+            return self.cfg.steps
+        if steps < 1:
+            raise ValueError(f"steps = {steps!r}: must be at least 1")
+        if self.cfg.block == "gpt" and steps > self.cfg.steps:
+            raise ValueError(
+                f"steps = {steps!r}: must be at most {self.cfg.steps}, the number of distinct "
+                "blocks of this gpt; only recurrent models can take more steps than trained"
+            )
+        return steps
+
+    @property
+    def energy_block(self) -> EnergyBlock:
+        block = self.blocks[0]
+        if not isinstance(block, EnergyBlock):
+            raise ValueError(f"block = {self.cfg.block!r} has no energy; block = 'nrgpt' has")
+        return block
+
+    def energies(self, x: Tensor, extra: Extra | None = None) -> dict[str, Tensor]:
+        """Each named term's energy of each token in state x, shape (batch, tokens)."""
+        block = self.energy_block
+        return block.energy.energies(block.norm(x), extra)
+
+    def certificate(self, extra: Extra | None = None) -> Certificate:
+        """Is descent guaranteed, at the present weights? If not, which part is to blame?"""
+        if self.cfg.block != "nrgpt":
+            why = "a transformer block is not the gradient of an energy"
+            return Certificate((Finding(f"block {self.cfg.block}", Guarantee.NONE, why),))
+        block = self.energy_block
+        terms = [term.guarantee() for _, term in block.energy.named_terms(extra)]
+        return Certificate((*terms, block.rate.guarantee(block.norm)))
+
+    def parameter_counts(self) -> ParameterCounts:
+        groups: Counter[str] = Counter()
+        for name, parameter in self.named_parameters():
+            if parameter.requires_grad:
+                groups[group_of(name)] += parameter.numel()
+        total = sum(groups.values())
+        if self.cfg.tied:
+            return ParameterCounts(dict(groups), total, total, total + self.tokens.numel())
+        return ParameterCounts(dict(groups), total, total - self.tokens.numel(), total)
+
+
+def group_of(parameter: str) -> str:
+    """blocks.3.attention.W_Q -> attention; head_bias -> head; final_norm.gamma -> final_norm."""
+    parts = [p for p in parameter.split(".") if p not in ("blocks", "energy", "terms")]
+    group = next(p for p in parts if not p.isdigit())
+    return {"head_bias": "head", "norm_1": "norm", "norm_2": "norm"}.get(group, group)

@@ -1,0 +1,194 @@
+"""NRGPT and its baselines once more, as plainly as possible: the truth that the package must meet.
+
+Nothing here comes from the package but the parameters' names. Energies are written as in the
+paper, sums over tokens are loops, forces are autograd's, eta is an explicit matrix, and the norm
+is written out. Slow, and easy to check by eye.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nrgpt import ModelConfig
+
+Weights = dict[str, Tensor]
+
+
+def norm(cfg: ModelConfig, w: Weights, prefix: str, x: Tensor) -> Tensor:
+    if cfg.norm == "none":
+        return x
+    gamma = w[f"{prefix}.gamma"]
+    if cfg.norm == "rmsnorm":
+        return gamma * x / torch.sqrt((x * x).mean(-1, keepdim=True) + cfg.norm_eps)
+    y = x - x.mean(-1, keepdim=True)
+    return (
+        gamma * y / torch.sqrt((y * y).mean(-1, keepdim=True) + cfg.norm_eps) + w[f"{prefix}.delta"]
+    )
+
+
+def sigma(cfg: ModelConfig, z: Tensor) -> Tensor:
+    return z.clamp(min=0) if cfg.activation == "relu" else z * 0.5 * (1 + torch.erf(z / 2**0.5))
+
+
+def attention_energy(cfg: ModelConfig, w: Weights, own: Tensor, others: Tensor) -> Tensor:
+    """E^AT of every token; ``own`` is the token being moved, ``others`` the ones it sees."""
+    p = "blocks.0.energy.terms.attention"
+    beta = cfg.beta or 1 / math.sqrt(cfg.width / cfg.heads)
+    if cfg.coupling == "full":
+        J = w[f"{p}.J"]
+    else:
+        W_Q = w[f"{p}.W_Q"].reshape(cfg.heads, -1, cfg.width)
+        W_K = w[f"{p}.W_K"].reshape(cfg.heads, -1, cfg.width)
+        J = torch.einsum("hyi,hyj->hij", W_K, W_Q)
+    energies = []
+    for A in range(own.shape[1]):
+        seen = [others[:, B] for B in range(A)]
+        if cfg.mask == "inclusive":
+            seen.append(own[:, A])
+        if cfg.mask == "released":
+            seen.append(others[:, A])
+        E = torch.zeros(own.shape[0], dtype=own.dtype)
+        if seen:
+            scores = torch.einsum("nbi,hij,bj->bhn", torch.stack(seen), J, own[:, A])
+            heads = torch.log(torch.exp(beta * scores).sum(-1)) / beta
+            alpha = w.get(f"{p}.alpha", torch.ones(cfg.heads, dtype=own.dtype))
+            E = -(heads * alpha).sum(-1)
+        energies.append(E)
+    return torch.stack(energies, 1)
+
+
+def feedforward_energy(cfg: ModelConfig, w: Weights, g: Tensor) -> Tensor:
+    p = "blocks.0.energy.terms.feedforward"
+    scale = w.get(f"{p}.feedforward_scale", torch.ones(1, dtype=g.dtype))
+
+    def linear(x: Tensor, number: str) -> Tensor:
+        return x @ w[f"{p}.W{number}"].T + w.get(f"{p}.b{number}", torch.zeros(1, dtype=g.dtype))
+
+    match cfg.feedforward:
+        case "ff1":
+            E = -(sigma(cfg, linear(g, "")) ** 2).sum(-1)
+        case "ff2w":
+            E = -(g * linear(sigma(cfg, linear(g, "_1")), "_2")).sum(-1)
+        case "ff2":
+            E = -(sigma(cfg, linear(sigma(cfg, linear(g, "_1")), "_2")) ** 2).sum(-1)
+        case "memory":
+            z = linear(g, "")
+            match cfg.potential:
+                case "relu2":
+                    values = z.clamp(min=0) ** 2 / 2
+                case "gelu":
+                    Phi = 0.5 * (1 + torch.erf(z / 2**0.5))
+                    phi = torch.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
+                    values = ((z**2 - 1) * Phi + z * phi) / 2
+                case "softplus":
+                    values = torch.log1p(torch.exp(z))
+                case "softplus2":
+                    values = torch.log1p(torch.exp(z)) ** 2 / 2
+            E = -values.sum(-1)
+    return scale * E
+
+
+def energy(cfg: ModelConfig, w: Weights, own: Tensor, others: Tensor) -> Tensor:
+    return attention_energy(cfg, w, own, others) + feedforward_energy(cfg, w, own)
+
+
+def gradient(cfg: ModelConfig, w: Weights, g: Tensor) -> Tensor:
+    """dE_A/dg_A of every token, differentiable with respect to everything."""
+    own = g.clone() if g.requires_grad else g.clone().requires_grad_()
+    E = energy(cfg, w, own, g)
+    return torch.autograd.grad(E.sum(), own, create_graph=True)[0]
+
+
+def eta(cfg: ModelConfig, w: Weights, t: int, x: Tensor) -> Tensor:
+    """The inference rate as a matrix for every token, shape (batch, tokens, D, D)."""
+    p = "blocks.0.rate"
+    D = cfg.width
+    eye = torch.eye(D, dtype=x.dtype)
+    gamma = torch.ones(D, dtype=x.dtype) if cfg.norm == "none" else w["blocks.0.norm.gamma"]
+    t = min(t, cfg.steps - 1)
+    match cfg.rate:
+        case "identity":
+            matrix = eye
+        case "scalar":
+            matrix = w[f"{p}.log_c"].exp() * eye
+        case "gamma":
+            matrix = w[f"{p}.log_c"].exp() * gamma.diag()
+        case "gamma_per_step":
+            matrix = w[f"{p}.log_c"][t].exp() * gamma.diag()
+        case "free":
+            matrix = w[f"{p}.eta"]
+        case "free_per_step":
+            matrix = w[f"{p}.eta"][t]
+        case "psd_skew":
+            U, V = w[f"{p}.U"], w[f"{p}.V"]
+            matrix = U.T @ U + V - V.T
+        case "psd_skew_per_step":
+            U, V = w[f"{p}.U"][t], w[f"{p}.V"][t]
+            matrix = U.T @ U + V - V.T
+        case "state":
+            g = norm(cfg, w, "blocks.0.norm", x)
+            M = torch.log1p(torch.exp(g @ w[f"{p}.W_M"].T + w[f"{p}.b_M"]))
+            return torch.diag_embed(M) @ projector(cfg, x) @ gamma.diag()
+    return matrix.expand(*x.shape[:2], D, D)
+
+
+def projector(cfg: ModelConfig, x: Tensor) -> Tensor:
+    """P_A = r Gamma^-1 dg/dx, written out."""
+    D = cfg.width
+    eye = torch.eye(D, dtype=x.dtype)
+    if cfg.norm == "none":
+        return eye.expand(*x.shape, D)
+    mean = x.mean(-1, keepdim=True) if cfg.norm == "layernorm" else 0 * x
+    y = x - mean
+    u = y / torch.sqrt((y * y).mean(-1, keepdim=True) + cfg.norm_eps)
+    P = eye - u[..., :, None] * u[..., None, :] / D
+    return P - 1 / D if cfg.norm == "layernorm" else P
+
+
+def nrgpt_step(cfg: ModelConfig, w: Weights, x: Tensor, t: int) -> Tensor:
+    g = norm(cfg, w, "blocks.0.norm", x)
+    return x - torch.einsum("bnij,bnj->bni", eta(cfg, w, t, x), gradient(cfg, w, g))
+
+
+def transformer_step(cfg: ModelConfig, w: Weights, x: Tensor, t: int) -> Tensor:
+    p = f"blocks.{t if cfg.block == 'gpt' else 0}"
+
+    def attention(g: Tensor) -> Tensor:
+        q, k, v = ((g @ w[f"{p}.attention.W_{c}"].T).unflatten(-1, (cfg.heads, -1)) for c in "QKV")
+        scores = torch.einsum("bahy,bchy->bhac", q, k) * (
+            cfg.beta or 1 / math.sqrt(cfg.width / cfg.heads)
+        )
+        future = torch.ones(g.shape[1], g.shape[1]).triu(1).bool()
+        weights = torch.softmax(scores.masked_fill(future, -math.inf), -1)
+        out = torch.einsum("bhac,bchy->bahy", weights, v).flatten(-2)
+        return out @ w[f"{p}.attention.W_P"].T + w.get(f"{p}.attention.b_P", 0)
+
+    def feedforward(g: Tensor) -> Tensor:
+        f = f"{p}.feedforward"
+        hidden = sigma(cfg, g @ w[f"{f}.W_1"].T + w.get(f"{f}.b_1", 0))
+        return hidden @ w[f"{f}.W_2"].T + w.get(f"{f}.b_2", 0)
+
+    if cfg.block == "rgpt_parallel":
+        second = "norm_2" if cfg.separate_norms else "norm"
+        return (
+            x
+            + attention(norm(cfg, w, f"{p}.norm", x))
+            + feedforward(norm(cfg, w, f"{p}.{second}", x))
+        )
+    x = x + attention(norm(cfg, w, f"{p}.norm_1", x))
+    return x + feedforward(norm(cfg, w, f"{p}.norm_2", x))
+
+
+def logits(cfg: ModelConfig, w: Weights, idx: Tensor, steps: int | None = None) -> Tensor:
+    x = w["tokens"][idx] + w["positions"][: idx.shape[1]]
+    step = nrgpt_step if cfg.block == "nrgpt" else transformer_step
+    for t in range(steps or cfg.steps):
+        x = step(cfg, w, x, t)
+    head = w["tokens"] if cfg.tied else w["head"]
+    return norm(cfg, w, "final_norm", x) @ head.T + w.get("head_bias", 0)
+
+
+def loss(cfg: ModelConfig, w: Weights, idx: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(logits(cfg, w, idx).flatten(0, 1), targets.flatten())
