@@ -89,7 +89,7 @@ def test_update_and_loss_gradients(mask, coupling, feedforward):
 
 
 def test_released_mask_is_no_gradient_of_its_energy():
-    """What the docs say of it: with the diagonal kept, the update is off by far more than rounding."""
+    """With the diagonal kept, the update is off by far more than rounding."""
     model = randomised(config(mask="released"))
     g = torch.randn(2, 7, 9, dtype=torch.float64, requires_grad=True)
     total = model.energy_block.energy

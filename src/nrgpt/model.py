@@ -95,7 +95,20 @@ class LanguageModel(nn.Module):
             raise ValueError(
                 f"idx has {idx.shape[1]} tokens; this model takes 1 to context = {self.cfg.context}"
             )
+        if idx.is_floating_point():
+            raise ValueError(f"idx is of type {idx.dtype}; it must hold integers")
+        if idx.device.type == "cpu" and not torch.compiler.is_compiling():
+            self.check_vocabulary(idx)
         return self.dropout(F.embedding(idx, self.tokens) + self.positions[: idx.shape[1]])
+
+    def check_vocabulary(self, idx: Tensor) -> None:
+        """A clear error for a stray token. (On a GPU, looking would make it wait.)"""
+        low, high = (int(v) for v in idx.aminmax())
+        if low < 0 or high >= self.cfg.vocab_size:
+            raise ValueError(
+                f"idx holds token {low if low < 0 else high}, and the vocabulary ends at "
+                f"{self.cfg.vocab_size - 1}"
+            )
 
     def readout(self, x: Tensor) -> Tensor:
         """Logits of a state: what the model would say if it stopped here."""

@@ -1,0 +1,50 @@
+"""Wrong values are refused with the field, the value and the way out."""
+
+import dataclasses
+
+import pytest
+
+from nrgpt import ModelConfig
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"heads": 5, "width": 128}, r"heads = 5: must be a divisor of width = 128"),
+        ({"steps": 0}, r"steps = 0: must be at least 1"),
+        ({"vocab_size": -3}, r"vocab_size = -3: must be at least 1"),
+        ({"dropout": 1.0}, r"dropout = 1\.0: must be in \[0, 1\)"),
+        ({"dropout": float("nan")}, r"dropout = nan"),
+        ({"beta": 0.0}, r"beta = 0\.0: must be positive"),
+        ({"norm_eps": -1e-5}, r"norm_eps = -1e-05"),
+        ({"init_std": float("inf")}, r"init_std = inf"),
+        ({"width": 128.0}, r"width = 128\.0: must be of type int"),
+        ({"width": True}, r"width = True: must be of type int"),
+        ({"tied": 1}, r"tied = 1: must be of type bool"),
+        ({"beta": "large"}, r"beta = 'large': must be of type float or None"),
+        ({"block": "nrgtp"}, r"block = 'nrgtp': must be one of .*did you mean 'nrgpt'"),
+        ({"feedforward": "ff2v"}, r"feedforward = 'ff2v': must be one of 'ff1', 'ff2w'"),
+        ({"rate": "gama"}, r"rate = 'gama'.*did you mean 'gamma'"),
+        ({"widht": 128}, r"ModelConfig has no field 'widht'; did you mean 'width'"),
+        ({"colour": "red"}, r"no field 'colour'; known are .*width"),
+    ],
+)
+def test_wrong_values(fields, said):
+    with pytest.raises(ValueError, match=said):
+        ModelConfig(**fields)
+
+
+def test_whole_numbers_may_stand_for_floats_and_replace_checks_too():
+    cfg = ModelConfig(dropout=0, beta=1)
+    assert dataclasses.replace(cfg, width=12, heads=4).head_width == 3
+    with pytest.raises(ValueError, match="heads = 5"):
+        dataclasses.replace(cfg, heads=5)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        cfg.width = 3
+    assert ModelConfig(**dataclasses.asdict(cfg)) == cfg
+
+
+def test_full_coupling_does_not_split_the_width():
+    assert ModelConfig(width=380, heads=8, coupling="full").score_scale == (380 / 8) ** -0.5
+    with pytest.raises(ValueError, match="heads = 8"):
+        ModelConfig(width=380, heads=8, coupling="full", block="gpt")

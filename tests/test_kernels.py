@@ -1,0 +1,45 @@
+"""The elementwise functions and the attention seam, against plain definitions."""
+
+import pytest
+import torch
+
+from nrgpt.kernels.attention import attend, logsumexp_scores
+from nrgpt.kernels.pointwise import ACTIVATIONS, POTENTIALS
+
+from .models import relative
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activation_derivative(name):
+    sigma = ACTIVATIONS[name]
+    z = torch.randn(3, 11, dtype=torch.float64, requires_grad=True)
+    v = torch.randn(3, 11, dtype=torch.float64, requires_grad=True)
+    expected = torch.autograd.grad(sigma.value(z), z, v)[0]
+    assert relative(sigma.pull(v, z), expected) < 1e-12
+    assert torch.autograd.gradcheck(sigma.pull, (v, z))
+
+
+@pytest.mark.parametrize("name", POTENTIALS)
+def test_potential_derivative_and_convexity(name):
+    potential = POTENTIALS[name]
+    z = torch.linspace(-8, 8, 3001, dtype=torch.float64, requires_grad=True)
+    first = torch.autograd.grad(potential.value(z).sum(), z)[0]
+    assert (first - potential.derivative(z)).abs().max() < 1e-12
+    second = torch.autograd.grad(potential.derivative(z).sum(), z)[0]
+    assert bool((second >= -1e-12).all()) == potential.convex
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 7, 63, 145])
+@pytest.mark.parametrize("strict", [True, False])
+def test_attention_against_loops(tokens, strict):
+    q = torch.randn(2, 3, tokens, 5, dtype=torch.float64)
+    k = torch.randn(2, 3, tokens, 5, dtype=torch.float64)
+    out, log_sum = torch.zeros_like(q), torch.zeros_like(q[..., 0])
+    for A in range(tokens):
+        seen = k[:, :, : A if strict else A + 1]
+        if seen.shape[2]:
+            scores = 0.7 * torch.einsum("bhy,bhny->bhn", q[:, :, A], seen)
+            out[:, :, A] = torch.einsum("bhn,bhny->bhy", scores.softmax(-1), seen)
+            log_sum[:, :, A] = scores.exp().sum(-1).log()
+    assert (attend(q, k, 0.7, strict=strict) - out).abs().max() < 1e-12
+    assert (logsumexp_scores(q, k, 0.7, strict=strict) - log_sum).abs().max() < 1e-12
