@@ -46,7 +46,7 @@ def randomised(cfg: ModelConfig, std: float = 0.3) -> LanguageModel:
     model = LanguageModel(cfg).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter += std * torch.randn_like(parameter)
+            parameter.add_(std * torch.randn_like(parameter))
     return model
 
 

@@ -155,9 +155,7 @@ def test_what_does_not_fit_is_named():
         load_released(lacking, steps=T)
     with pytest.raises(ValueError, match=r"missing: nothing; left over: extra\.weight"):
         load_released(w | {"extra.weight": torch.zeros(3)}, steps=T)
-    with pytest.raises(
-        ValueError, match=r"proj\.weight: shape \(3, 3\) where .* \(12, 12\)"
-    ):
+    with pytest.raises(ValueError, match=r"proj\.weight: shape \(3, 3\) where .* \(12, 12\)"):
         load_released(w | {"blocks.proj.weight": torch.zeros(3, 3)}, steps=T)
     with pytest.raises(ValueError, match=r"fits none of .*left over: conv\.weight"):
         load_released({"conv.weight": torch.zeros(3)})
