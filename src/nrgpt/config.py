@@ -50,7 +50,8 @@ def check_type(name: str, value: Any, hint: Any) -> None:
         check_choice(name, value, typing.get_args(hint))
         return
     is_union = typing.get_origin(hint) in (Union, types.UnionType)
-    allowed = typing.get_args(hint) if is_union else (hint,)
+    members = typing.get_args(hint) if is_union else (hint,)
+    allowed = [typing.get_origin(member) or member for member in members]  # tuple[int] -> tuple
     # Python counts True as an int and refuses 1 as a float; people mean neither.
     wanted = tuple(t for kind in allowed for t in ((int, float) if kind is float else (kind,)))
     is_stray_bool = isinstance(value, bool) and bool not in allowed

@@ -1,0 +1,1 @@
+"""Data: tokenizers, memory-mapped token streams, and the tasks of the paper."""

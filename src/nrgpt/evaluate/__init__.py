@@ -1,0 +1,1 @@
+"""Evaluation: ListOps accuracy, losses over whole splits."""
