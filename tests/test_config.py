@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from nrgpt import ModelConfig
@@ -26,6 +27,12 @@ from nrgpt import ModelConfig
         ({"feedforward": "ff2v"}, r"feedforward = 'ff2v': must be one of 'ff1', 'ff2w'"),
         ({"rate": "gama"}, r"rate = 'gama'.*did you mean 'gamma'"),
         ({"widht": 128}, r"ModelConfig has no field 'widht'; did you mean 'width'"),
+        ({"feedforward": "FF2W"}, r"feedforward = 'FF2W'.*did you mean 'ff2w'"),
+        ({"rate": "identity", "rate_scale": 0.1}, r"rate_scale = 0\.1: must be left alone: rate ="),
+        ({"rate": "gamma", "rate_init": "random"}, r"rate_init = 'random': must be left alone"),
+        ({"rate": "free", "rate_rank": 3}, r"rate_rank = 3: must be left alone"),
+        ({"feedforward": "ff1", "potential": "gelu"}, r"potential = 'gelu': must be left alone"),
+        ({"separate_norms": True}, r"separate_norms = True: must be left alone: block = 'nrgpt'"),
         ({"colour": "red"}, r"no field 'colour'; known are .*width"),
     ],
 )
@@ -42,6 +49,19 @@ def test_whole_numbers_may_stand_for_floats_and_replace_checks_too():
     with pytest.raises(dataclasses.FrozenInstanceError):
         cfg.width = 3
     assert ModelConfig(**dataclasses.asdict(cfg)) == cfg
+
+
+def test_numbers_of_numpy_become_python_numbers():
+    cfg = ModelConfig(width=np.int64(64), heads=np.int32(4), dropout=np.float32(0.5))
+    assert type(cfg.width) is type(cfg.heads) is int
+    assert type(cfg.dropout) is float
+    with pytest.raises(ValueError, match="width"):
+        ModelConfig(width=np.float64(64))
+
+
+def test_other_blocks_leave_what_they_do_not_read():
+    """A comparison may change ``block`` and nothing else."""
+    ModelConfig(block="gpt", feedforward="memory", potential="softplus", rate="gamma")
 
 
 def test_full_coupling_does_not_split_the_width():

@@ -145,6 +145,73 @@ def test_extra_term_trains_through_autograd_and_says_so():
     assert "autograd" not in repr(QuadraticByHand())
 
 
+class Mixing(nrgpt.EnergyTerm):
+    """A user's term that looks at other tokens, force left to autograd: the mean of the past."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.register_buffer("R", torch.randn(4, width, dtype=torch.float64))
+
+    def readout(self):
+        return nrgpt.Readout(
+            self.R, torch.ones(4, dtype=torch.float64), torch.ones(self.R.shape[1]).double()
+        )
+
+    def keys(self, z, g):
+        return z
+
+    def energy(self, z, keys):
+        before = keys.cumsum(1) - keys
+        return (z * before).sum(-1) + z.pow(4).sum(-1)
+
+
+def test_a_mixing_term_by_autograd():
+    """Each token's force is the gradient of its own energy, the tokens before it held fixed."""
+    model = randomised(config())
+    term = Mixing(9)
+    g = torch.randn(2, 7, 9, dtype=torch.float64)
+    force = model.energy_block.energy.forces(g, {"mixing": term})["mixing"]
+    for A in range(7):
+        own = g[:, A].clone().requires_grad_()
+        moved = torch.cat([g[:, :A], own[:, None], g[:, A + 1 :]], 1)
+        E_A = model.energy_block.energy.energies(moved, {"mixing": term})["mixing"][:, A]
+        assert relative(force[:, A], -torch.autograd.grad(E_A.sum(), own)[0]) < 1e-12
+
+
+def test_terms_that_break_the_contract_are_named():
+    model = randomised(config())
+    idx, _ = make_tokens(model.cfg)
+    x = torch.randn(2, 7, 9, dtype=torch.float64)
+
+    class WrongShape(Quadratic):
+        def energy(self, z, keys):
+            return z
+
+    class HalfWritten(Quadratic):
+        written = 3
+
+    class BiasAlone(Quadratic):
+        def readout(self):
+            return nrgpt.Readout(bias=torch.ones(9))
+
+    with pytest.raises(ValueError, match=r"term 'q': energy has shape \(2, 7, 9\)"):
+        model.energies(x, extra={"q": WrongShape()})
+    with pytest.raises(ValueError, match=r"written = 3 but no force"):
+        model(idx, extra={"q": HalfWritten()})
+    with pytest.raises(ValueError, match=r"bias needs a weight"):
+        model(idx, extra={"q": BiasAlone()})
+    with pytest.raises(ValueError, match=r"must be an EnergyTerm"):
+        model(idx, extra={"q": lambda z: z})
+
+
+def test_energies_keep_their_precision_under_autocast():
+    model = LanguageModel(config(width=24))
+    x = torch.randn(2, 7, 24)
+    exact = model.energies(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert all(torch.equal(E, exact[name]) for name, E in model.energies(x).items())
+
+
 class Mine(nrgpt.EnergyTerm):
     """A trainable term of a user's own, with a readout and without a hand-written force."""
 

@@ -1,6 +1,7 @@
 """The model family: against the plain reference, causality, and everyday use."""
 
 import copy
+import pickle
 import subprocess
 import sys
 
@@ -127,8 +128,12 @@ def test_wrong_inputs():
         model(torch.zeros(2, 0, dtype=torch.long))
     with pytest.raises(ValueError, match=r"shape \(7,\); it must be \(batch, tokens\)"):
         model(torch.zeros(7, dtype=torch.long))
-    with pytest.raises(ValueError, match="float32; it must hold integers"):
-        model(torch.zeros(2, 7))
+    for dtype in (torch.float32, torch.bool, torch.uint8):
+        with pytest.raises(ValueError, match=f"{dtype}; it must be int64 or int32"):
+            model(torch.zeros(2, 7, dtype=dtype))
+    for steps in (0, -1, 2.0, "3", True):
+        with pytest.raises(ValueError, match=r"steps = .*must be a whole number, at least 1"):
+            model(torch.zeros(2, 7, dtype=torch.long), steps=steps)
     with pytest.raises(ValueError, match="token 11, and the vocabulary ends at 10"):
         model(torch.full((2, 7), 11))
     with pytest.raises(ValueError, match="token -1"):
@@ -211,6 +216,21 @@ def test_compile_with_inductor():
     check_compiled(randomised(config(mask="strict", feedforward="ff2w")), backend="inductor")
 
 
+def test_compile_with_steps_and_extra_terms():
+    model = randomised(config())
+    idx, _ = make_tokens(model.cfg)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    term = Pull()
+    for options in ({"steps": 5}, {"extra": {"pull": term}}):
+        assert relative(compiled(idx, **options)[0], model(idx, **options)[0]) < 1e-9
+    torch.compiler.reset()
+
+
+class Pull(nrgpt.EnergyTerm):
+    def energy(self, z, keys):
+        return 0.1 * z.square().sum(-1)
+
+
 def check_compiled(model, backend):
     idx, targets = make_tokens(model.cfg)
     compiled = torch.compile(model, fullgraph=True, backend=backend)
@@ -225,11 +245,12 @@ def check_compiled(model, backend):
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-def test_deepcopy_and_state_dict(block):
+def test_deepcopy_state_dict_and_other_processes(block):
     model = randomised(config(block=block, tied=False))
     idx, _ = make_tokens(model.cfg)
     expected = model(idx)[0]
     assert torch.equal(copy.deepcopy(model)(idx)[0], expected)
+    assert torch.equal(pickle.loads(pickle.dumps(model))(idx)[0], expected)
     fresh = LanguageModel(model.cfg).double()
     assert not torch.equal(fresh(idx)[0], expected)
     fresh.load_state_dict(model.state_dict())
@@ -249,13 +270,27 @@ def test_initialisation_leaves_nothing_out(block, norm):
 
 @pytest.mark.parametrize("rate", RATES)
 def test_every_rate_starts_at_the_asked_size(rate):
-    for scale in (0.1, 2.0):
+    for scale in (1.0,) if rate == "identity" else (0.1, 2.0, 900.0):
         model = LanguageModel(config(rate=rate, rate_scale=scale)).double()
         x = torch.randn(2, 7, 9, dtype=torch.float64)
         eta = reference.eta(model.cfg, make_weights(model), 0, x)
-        size = 1.0 if rate == "identity" else scale
         target = reference.projector(model.cfg, x) if rate == "state" else torch.eye(9)
-        assert relative(eta, (size * target).expand_as(eta).double()) < 1e-6
+        assert relative(eta, (scale * target).expand_as(eta).double()) < 1e-6
+
+
+def test_a_root_of_low_rank_starts_at_the_asked_size_on_average():
+    model = LanguageModel(config(width=30, rate="psd_skew", rate_rank=10, rate_scale=0.5)).double()
+    (eta,) = model.energy_block.rate.matrices(model.energy_block.norm)
+    eigenvalues = torch.linalg.eigvalsh(eta)
+    assert (eigenvalues > 1e-6).sum() == 10
+    assert eigenvalues.mean().item() == pytest.approx(0.5)
+
+
+def test_models_of_shapes_alone():
+    """On the meta device nothing is computed: large models can be counted."""
+    for rate in RATES:
+        with torch.device("meta"):
+            assert LanguageModel(config(rate=rate)).parameter_counts().total > 0
 
 
 def test_depth_scaled_start_without_a_norm(monkeypatch):

@@ -104,6 +104,13 @@ def released_logits(kind, w, idx, strict):
     return linear(ln(x, "ln_f"), "lm_head")
 
 
+def test_energy_models_need_no_heads_that_divide_the_width():
+    w = released_state_dict("NRGPT_H_FF2W")
+    w |= {key.replace(".2.", ".3."): v for key, v in w.items() if ".heads.2." in key}
+    w |= {key.replace(".2.", ".4."): v for key, v in w.items() if ".heads.2." in key}
+    assert load_released(w, steps=T).cfg.heads == 5
+
+
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_same_logits(kind, strict):
@@ -159,6 +166,13 @@ def test_what_does_not_fit_is_named():
         load_released(w | {"blocks.proj.weight": torch.zeros(3, 3)}, steps=T)
     with pytest.raises(ValueError, match=r"fits none of .*left over: conv\.weight"):
         load_released({"conv.weight": torch.zeros(3)})
+    headless = {key: value for key, value in w.items() if ".heads." not in key}
+    with pytest.raises(ValueError, match=r"missing: blocks\.attn\.heads\.0\.H\.weight"):
+        load_released(headless, "NRGPT_H_FF2W", steps=T)
+    with pytest.raises(ValueError, match=r"missing: blocks\.0\.sa\.heads\.0\.query\.weight"):
+        load_released(w, "GPT", steps=T)
+    with pytest.raises(ValueError, match=r"token_embedding_table\.weight: shape \(3,\)"):
+        load_released(w | {"token_embedding_table.weight": torch.zeros(3)}, steps=T)
     without_embedding = {key: value for key, value in w.items() if "token" not in key}
     with pytest.raises(ValueError, match=r"missing: token_embedding_table\.weight"):
         load_released(without_embedding, steps=T)

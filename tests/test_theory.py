@@ -72,7 +72,8 @@ def test_discrete_theorem(norm, rate, feedforward, eps):
 @pytest.mark.parametrize("rate", ["identity", "scalar", "psd_skew", "psd_skew_per_step", "state"])
 def test_discrete_theorem_without_norm(rate):
     """Without a norm, a positive semi-definite symmetric part of eta is enough."""
-    model = certified("none", rate, CONVEX[1], rate_rank=4, rate_scale=3.0)
+    options = {"identity": {}, "psd_skew": {"rate_rank": 4, "rate_scale": 3.0}}
+    model = certified("none", rate, CONVEX[1], **options.get(rate, {"rate_scale": 3.0}))
     assert model.certificate(), str(model.certificate())
     assert rises(model, torch.randn(1000, 6, 9, dtype=torch.float64)).max() <= 1e-10
 
@@ -84,6 +85,20 @@ def test_ff2w_may_rise():
         model.energy_block.rate.log_c.fill_(math.log(10.0))
     assert model.certificate().level is Guarantee.SMALL_STEPS
     assert rises(model, torch.randn(1000, 6, 9, dtype=torch.float64)).max() > 0.1
+
+
+def test_ff1_with_gelu_may_rise():
+    """GELU^2 is not convex: one hidden unit is enough to see it."""
+    model = certified("rmsnorm", "gamma", {"feedforward": "ff1"})
+    block = model.energy_block
+    with torch.no_grad():
+        block.energy.terms["feedforward"].W[1:] = 0
+        block.energy.terms["feedforward"].b.zero_()
+        block.energy.terms["attention"].alpha.zero_()
+        block.norm.gamma.fill_(1)
+        block.rate.log_c.fill_(math.log(10.0))
+    assert model.certificate().level is Guarantee.SMALL_STEPS
+    assert rises(model, torch.randn(2000, 2, 9, dtype=torch.float64)).max() > 1e-3
 
 
 def test_unequal_gamma_needs_gamma_in_the_rate():
@@ -159,6 +174,42 @@ def test_energies_are_bounded(norm):
         assert (energies["attention"][:, 0] == 0).all()
         assert (energies["feedforward"] <= 0).all()
         assert (energies["feedforward"] >= -((lipschitz_gelu * W * G) ** 2)).all()
+
+
+def test_certificates_are_not_fooled_by_large_entries_or_nan():
+    none, every = Guarantee.NONE, Guarantee.EVERY_STEP
+    skew = torch.zeros(9, 9, dtype=torch.float64)
+    skew[0, 1], skew[1, 0] = 1e6, -1e6
+    uneven = torch.full((9,), -1.0).double().diag()
+    uneven[0, 0] = 1e7
+    eye = torch.eye(9, dtype=torch.float64)
+    for eta, level in ((skew - 0.5 * eye, none), (uneven, none), (skew + eye, every)):
+        model = randomised(config(norm="none", rate="free", feedforward="memory"), std=0.0)
+        with torch.no_grad():
+            model.energy_block.rate.eta.copy_(eta)
+        assert model.certificate().level is level
+    model = randomised(config(rate="free", feedforward="memory"), std=0.0)
+    with torch.no_grad():
+        model.energy_block.norm.gamma[1:] = 1e-7
+        model.energy_block.rate.eta.copy_(model.energy_block.norm.gamma.diag())
+        assert model.certificate()
+        model.energy_block.rate.eta[1, 1] *= -1
+        assert model.certificate().level is none
+        model.energy_block.rate.eta[1, 1] = math.nan
+        assert model.certificate().level is none
+    model = randomised(config(rate="gamma", feedforward="memory"), std=0.0)
+    with torch.no_grad():
+        model.energy_block.energy.terms["attention"].alpha[0] = math.nan
+    assert not model.certificate()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_what_holds_by_design_holds_in_every_precision(dtype):
+    for norm, rate in (("layernorm", "gamma"), ("rmsnorm", "gamma_per_step"), ("none", "psd_skew")):
+        model = randomised(config(norm=norm, rate=rate, feedforward="memory"), std=0.1)
+        with torch.no_grad():
+            model.energy_block.energy.terms["attention"].alpha.abs_()
+        assert model.to(dtype).certificate(), model.certificate()
 
 
 def test_certificates_name_the_culprit():

@@ -31,8 +31,8 @@ class Folded(NamedTuple):
 class EnergyBlock(nn.Module):
     """x <- x - eta dE/dg with g = norm(x).
 
-    eta is constant over tokens, and its shared part over steps too, so eta R^T is one matrix
-    per forward pass: a step reads with R and writes with eta R^T. No autograd inside.
+    What tokens and steps share of eta is folded into one matrix eta R^T per forward pass: a step
+    reads with R and writes with eta R^T. No autograd inside.
     """
 
     def __init__(self, cfg: ModelConfig):
@@ -82,11 +82,13 @@ class TransformerBlock(nn.Module):
         self.feedforward = FeedForward(cfg)
         self.dropout = nn.Dropout(cfg.dropout)
 
-    def prepare(self, extra: Extra | None = None) -> None:
+    def prepare(self, extra: Extra | None = None) -> Tensor:
+        """W_Q, W_K and W_V as one matrix."""
         if extra:
             raise ValueError(
                 f"extra terms {', '.join(extra)}: only block='nrgpt' has an energy to add to"
             )
+        return torch.cat([self.attention.W_Q, self.attention.W_K, self.attention.W_V])
 
 
 class SequentialBlock(TransformerBlock):
@@ -97,8 +99,8 @@ class SequentialBlock(TransformerBlock):
         self.norm_1 = make_norm(cfg, learn_gamma=cfg.learn_gamma, learn_delta=cfg.learn_delta)
         self.norm_2 = make_norm(cfg, learn_gamma=cfg.learn_gamma, learn_delta=cfg.learn_delta)
 
-    def forward(self, x: Tensor, t: int, prepared: None) -> Tensor:
-        x = x + self.dropout(self.attention(self.norm_1(x)))
+    def forward(self, x: Tensor, t: int, prepared: Tensor) -> Tensor:
+        x = x + self.dropout(self.attention(self.norm_1(x), prepared))
         return x + self.dropout(self.feedforward(self.norm_2(x)))
 
 
@@ -112,10 +114,10 @@ class ParallelBlock(TransformerBlock):
         if cfg.separate_norms:
             self.norm_2 = make_norm(cfg, learn_gamma=cfg.learn_gamma, learn_delta=cfg.learn_delta)
 
-    def forward(self, x: Tensor, t: int, prepared: None) -> Tensor:
+    def forward(self, x: Tensor, t: int, prepared: Tensor) -> Tensor:
         g = self.norm(x)
         g_2 = g if self.norm_2 is None else self.norm_2(x)
-        return x + self.dropout(self.attention(g) + self.feedforward(g_2))
+        return x + self.dropout(self.attention(g, prepared) + self.feedforward(g_2))
 
 
 class Attention(nn.Module):
@@ -131,9 +133,8 @@ class Attention(nn.Module):
         self.W_P = blank(cfg.width, cfg.width)
         self.b_P = blank(cfg.width) if cfg.bias else None
 
-    def forward(self, g: Tensor) -> Tensor:
-        weights = torch.cat([self.W_Q, self.W_K, self.W_V])
-        q, k, v = F.linear(g, weights).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+    def forward(self, g: Tensor, W_QKV: Tensor) -> Tensor:
+        q, k, v = F.linear(g, W_QKV).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale)
         return F.linear(out.transpose(1, 2).flatten(-2), self.W_P, self.b_P)
 

@@ -1,16 +1,17 @@
 """Configurations: frozen, typed, strict.
 
 A wrong value or an unknown field is a ValueError that names the field, the value and what is
-allowed. Nothing is ever ignored.
+allowed.
 """
 
 import dataclasses
 import difflib
 import functools
 import math
+import numbers
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, TypeVar, Union, dataclass_transform
 
 from .energy.feedforward import FEEDFORWARD
@@ -27,11 +28,10 @@ def strict(cls: type[Config]) -> type[Config]:
 
     @functools.wraps(assign)
     def __init__(self: Config, **values: Any) -> None:
-        for name, value in values.items():
+        for name in values:
             if name not in hints:
                 raise ValueError(f"{cls.__name__} has no field {name!r}{suggestion(name, hints)}")
-            check_type(name, value, hints[name])
-        assign(self, **values)
+        assign(self, **{name: checked(name, v, hints[name]) for name, v in values.items()})
 
     cls.__init__ = __init__  # type: ignore[method-assign, assignment]
     return cls
@@ -44,26 +44,30 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(known)}"
 
 
-def check_type(name: str, value: Any, hint: Any) -> None:
-    """Raise a ValueError unless ``value`` is what the annotation of the field says."""
+def checked(name: str, value: Any, hint: Any) -> Any:
+    """``value`` if it is what the annotation of the field says (a number of numpy's as Python's
+    own); otherwise a ValueError."""
     if typing.get_origin(hint) is Literal:
         check_choice(name, value, typing.get_args(hint))
-        return
+        return value
     is_union = typing.get_origin(hint) in (Union, types.UnionType)
     members = typing.get_args(hint) if is_union else (hint,)
     allowed = [typing.get_origin(member) or member for member in members]  # tuple[int] -> tuple
+    if isinstance(value, numbers.Number) and hasattr(value, "item"):
+        value = value.item()
     # Python counts True as an int and refuses 1 as a float; people mean neither.
     wanted = tuple(t for kind in allowed for t in ((int, float) if kind is float else (kind,)))
     is_stray_bool = isinstance(value, bool) and bool not in allowed
     if is_stray_bool or not isinstance(value, wanted):
         words = " or ".join("None" if t is types.NoneType else t.__name__ for t in allowed)
         raise ValueError(f"{name} = {value!r}: must be of type {words}")
+    return value
 
 
 def check_choice(name: str, value: Any, allowed: Iterable[Any]) -> None:
     allowed = list(allowed)
-    if value not in allowed:
-        near = difflib.get_close_matches(str(value), allowed, n=1)
+    if not isinstance(value, str) or value not in allowed:
+        near = difflib.get_close_matches(str(value).lower(), allowed, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         listed = ", ".join(repr(a) for a in allowed)
         raise ValueError(f"{name} = {value!r}: must be one of {listed}{hint}")
@@ -72,6 +76,17 @@ def check_choice(name: str, value: Any, allowed: Iterable[Any]) -> None:
 def check(holds: bool, name: str, value: Any, must_be: str) -> None:
     if not holds:
         raise ValueError(f"{name} = {value!r}: must be {must_be}")
+
+
+def from_dict(cls: type[Config], fields: Mapping[str, Any]) -> Config:
+    """A configuration from what JSON holds of it: nested groups, and lists for tuples."""
+    hints = typing.get_type_hints(cls)
+    values = {}
+    for name, value in fields.items():
+        if dataclasses.is_dataclass(hints.get(name)) and isinstance(value, Mapping):
+            value = from_dict(hints[name], value)
+        values[name] = tuple(value) if isinstance(value, list) else value
+    return cls(**values)
 
 
 @strict
@@ -161,10 +176,30 @@ class ModelConfig:
         check(0 <= self.dropout < 1, "dropout", self.dropout, "in [0, 1)")
         for name in ("beta", "rate_scale", "init_std", "rate_rank"):
             value = getattr(self, name)
-            is_positive = value is None or (value > 0 and math.isfinite(value))
+            is_positive = value is None or 0 < value < math.inf
             check(is_positive, name, value, "positive and finite")
-        eps_is_fine = self.norm_eps >= 0 and math.isfinite(self.norm_eps)
+        eps_is_fine = 0 <= self.norm_eps < math.inf
         check(eps_is_fine, "norm_eps", self.norm_eps, "at least 0 and finite")
+        self.check_no_idle_options()
+
+    def check_no_idle_options(self) -> None:
+        """An option that would change nothing is a misunderstanding. (Fields of other blocks may
+        stand: a comparison changes ``block`` and nothing else.)"""
+        if self.block != "nrgpt":
+            return
+        has_matrix = self.rate.startswith(("free", "psd_skew"))
+        has_root = self.rate.startswith("psd_skew")
+        for name, is_idle, beside in (
+            ("separate_norms", self.separate_norms, "block"),
+            ("potential", self.feedforward in ("ff1", "ff2w", "ff2"), "feedforward"),
+            ("rate_scale", self.rate == "identity", "rate"),
+            ("rate_init", not has_matrix, "rate"),
+            ("rate_rank", not has_root, "rate"),
+        ):
+            value = getattr(self, name)
+            is_default = value == type(self).__dataclass_fields__[name].default
+            why = f"left alone: {beside} = {getattr(self, beside)!r} makes no use of it"
+            check(is_default or not is_idle, name, value, why)
 
     @property
     def head_width(self) -> int:

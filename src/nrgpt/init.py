@@ -4,6 +4,7 @@ A parameter whose name has no rule is an error, never a silent default. If your 
 brings a new name, give it a rule: ``nrgpt.init.RULES["xi"] = nrgpt.init.normal``.
 """
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -52,7 +53,7 @@ def rate_size(cfg: "ModelConfig") -> float:
 
 def log_rate(p: Tensor, cfg: "ModelConfig") -> None:
     """log c."""
-    nn.init.constant_(p, torch.tensor(rate_size(cfg)).log().item())
+    nn.init.constant_(p, math.log(rate_size(cfg)))
 
 
 def rate_matrix(p: Tensor, cfg: "ModelConfig") -> None:
@@ -67,13 +68,17 @@ def rate_root(p: Tensor, cfg: "ModelConfig") -> None:
     """U of U^T U: a square root of where eta starts."""
     if cfg.rate_init == "random":
         nn.init.normal_(p, std=(cfg.init_std * rate_size(cfg) / p.shape[-2]) ** 0.5)
-    else:
-        p.copy_(rate_size(cfg) ** 0.5 * torch.eye(p.shape[-2], p.shape[-1]).expand_as(p))
+        return
+    rows, columns = p.shape[-2:]
+    for U in p.view(-1, rows, columns):
+        # U^T U = c where there are rows enough, and c on average where there are not.
+        nn.init.orthogonal_(U, gain=(rate_size(cfg) * max(1.0, columns / rows)) ** 0.5)
 
 
 def rate_logit(p: Tensor, cfg: "ModelConfig") -> None:
     """b of M(x) = diag softplus(W g + b): the inverse softplus of where M starts."""
-    nn.init.constant_(p, torch.tensor(rate_size(cfg)).expm1().log().item())
+    size = rate_size(cfg)
+    nn.init.constant_(p, size + math.log(-math.expm1(-size)))
 
 
 RULES: dict[str, Rule] = {

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from .block import EnergyBlock, make_blocks
 from .certificate import Certificate, Finding, Guarantee
@@ -32,6 +33,9 @@ class ParameterCounts:
 
 class LanguageModel(nn.Module):
     """Token and position embeddings, ``steps`` applications of a block, final norm, head."""
+
+    checkpoint_steps = False
+    """Recompute each step in the backward pass instead of keeping it: memory for time."""
 
     def __init__(self, cfg: ModelConfig):
         super().__init__()
@@ -85,7 +89,10 @@ class LanguageModel(nn.Module):
         yield x
         for t in range(steps):
             i = t % len(self.blocks)
-            x = self.blocks[i](x, t, prepared[i])
+            if self.checkpoint_steps and torch.is_grad_enabled():
+                x = checkpoint(self.blocks[i], x, t, prepared[i], use_reentrant=False)
+            else:
+                x = self.blocks[i](x, t, prepared[i])
             yield x
 
     def embed(self, idx: Tensor) -> Tensor:
@@ -95,15 +102,15 @@ class LanguageModel(nn.Module):
             raise ValueError(
                 f"idx has {idx.shape[1]} tokens; this model takes 1 to context = {self.cfg.context}"
             )
-        if idx.is_floating_point():
-            raise ValueError(f"idx is of type {idx.dtype}; it must hold integers")
+        if idx.dtype not in (torch.int32, torch.int64):
+            raise ValueError(f"idx is of type {idx.dtype}; it must be int64 or int32")
         if idx.device.type == "cpu" and not torch.compiler.is_compiling():
             self.check_vocabulary(idx)
         return self.dropout(F.embedding(idx, self.tokens) + self.positions[: idx.shape[1]])
 
     def check_vocabulary(self, idx: Tensor) -> None:
         """A clear error for a stray token. (On a GPU, looking would make it wait.)"""
-        low, high = (int(v) for v in idx.aminmax())
+        low, high = (int(v) for v in idx.aminmax()) if idx.numel() else (0, 0)
         if low < 0 or high >= self.cfg.vocab_size:
             raise ValueError(
                 f"idx holds token {low if low < 0 else high}, and the vocabulary ends at "
@@ -118,8 +125,8 @@ class LanguageModel(nn.Module):
     def check_steps(self, steps: int | None) -> int:
         if steps is None:
             return self.cfg.steps
-        if steps < 1:
-            raise ValueError(f"steps = {steps!r}: must be at least 1")
+        if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
+            raise ValueError(f"steps = {steps!r}: must be a whole number, at least 1")
         if self.cfg.block == "gpt" and steps > self.cfg.steps:
             raise ValueError(
                 f"steps = {steps!r}: must be at most {self.cfg.steps}, the number of distinct "
@@ -141,7 +148,7 @@ class LanguageModel(nn.Module):
 
     def certificate(self, extra: Extra | None = None) -> Certificate:
         """Is descent guaranteed, at the present weights? If not, which part is to blame?"""
-        if self.cfg.block != "nrgpt":
+        if self.cfg.block != "nrgpt" and not extra:
             why = "a transformer block is not the gradient of an energy"
             return Certificate((Finding(f"block {self.cfg.block}", Guarantee.NONE, why),))
         block = self.energy_block

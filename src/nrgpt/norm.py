@@ -2,10 +2,11 @@
 
 With r the token's scale and u = (x - mu) / r the normalised token, g = Gamma u + delta, and
 
-    dg/dx = (1/r) Gamma P,    P = I - u u^T / D             (RMSNorm, one null direction: x)
-                              P = I - 1 1^T / D - u u^T / D  (LayerNorm, two: x - mu and 1)
+    dg/dx = (1/r) Gamma P,    P = I - u u^T / D              (RMSNorm)
+                              P = I - 1 1^T / D - u u^T / D  (LayerNorm)
 
-exactly, for every eps >= 0. (The paper prints I - u u^T with a u of norm sqrt(D), which is not
+exactly, for every eps >= 0. At eps = 0, P has one null direction for RMSNorm, x, and two for
+LayerNorm, x - mu and 1. (The paper prints I - u u^T with a u of norm sqrt(D), which is not
 positive semi-definite, and misses LayerNorm's second null direction.)
 """
 

@@ -16,7 +16,7 @@
 Past the last trained step a per-step rate keeps its last value.
 
 What all steps share is folded into the write-back weights once per forward pass (``fold``); what
-changes from step to step or with the state is applied to the force (``apply``).
+changes from step to step or with the state is applied to the force (``apply_step``).
 """
 
 from abc import ABC, abstractmethod
@@ -59,34 +59,44 @@ class ConstantRate(Rate):
     def matrices(self, norm: Norm) -> Tensor:
         """eta, shape (1, D, D), or (T, D, D) if it differs from step to step."""
 
+    @abstractmethod
+    def by_design(self, norm: Norm) -> bool:
+        """Whether descent holds beside this norm for all (finite) values of the parameters."""
+
     @torch.no_grad()
     def guarantee(self, norm: Norm) -> Finding:
         part = f"rate {type(self).__name__}"
-        for t, eta in enumerate(self.matrices(norm).double()):
-            tolerance = 1e-6 * eta.abs().max()
-            if norm.gamma is None:
-                lowest = torch.linalg.eigvalsh((eta + eta.T) / 2)[0]
-                if lowest < -tolerance:
-                    why = f"eta at step {t} has a symmetric part with eigenvalue {lowest:.2g} < 0"
-                    return Finding(part, Guarantee.NONE, why)
-            else:
-                gamma = norm.gamma.double()
-                c = (eta.diagonal() @ gamma) / (gamma @ gamma)
-                is_multiple = (eta - c * gamma.diag()).abs().max() <= tolerance
-                if not (c > 0 and is_multiple):
-                    why = f"with a norm, eta must be c Gamma with c > 0; at step {t} it is not"
-                    return Finding(part, Guarantee.NONE, why)
+        matrices = self.matrices(norm).double()
+        if not torch.isfinite(matrices).all():
+            return Finding(part, Guarantee.NONE, "eta is not finite")
         if norm.gamma is None:
-            why = "no norm, and eta's symmetric part is positive semi-definite"
+            holds, why = is_semidefinite, "without a norm, eta's symmetric part must be psd"
         else:
-            why = "eta = c Gamma with c > 0"
-        if not self.by_design(norm):
-            why += " (at its present values; training may change that)"
+            holds, why = is_multiple_of_gamma, "with a norm, eta must be c Gamma with c > 0"
+        if self.by_design(norm):
+            return Finding(part, Guarantee.EVERY_STEP, f"by design: {why}")
+        for t, eta in enumerate(matrices):
+            if not holds(eta, norm):
+                return Finding(part, Guarantee.NONE, f"{why}; at step {t} it is not")
+        why = f"{why}, and is at present; training may change that"
         return Finding(part, Guarantee.EVERY_STEP, why)
 
-    @abstractmethod
-    def by_design(self, norm: Norm) -> bool:
-        """Whether the promise, where it is given, holds for all values of the parameters."""
+
+def is_semidefinite(eta: Tensor, norm: Norm) -> bool:
+    """Whether the symmetric part has no eigenvalue below zero, but for rounding."""
+    eigenvalues = torch.linalg.eigvalsh((eta + eta.T) / 2)
+    rounding = len(eta) * torch.finfo(torch.float64).eps * eigenvalues.abs().max()
+    return bool(eigenvalues[0] >= -rounding)
+
+
+def is_multiple_of_gamma(eta: Tensor, norm: Norm) -> bool:
+    """Whether eta = c Gamma with one c > 0, entry by entry, to the rounding of float32."""
+    assert norm.gamma is not None
+    gamma = norm.gamma.double()
+    off_diagonal = eta - eta.diagonal().diag()
+    c = (eta.diagonal() @ gamma) / (gamma @ gamma)
+    fits = (eta.diagonal() - c * gamma).abs() <= 1e-6 * (c * gamma).abs()
+    return bool(c > 0 and fits.all() and not off_diagonal.any())
 
 
 def times_gamma(M: Tensor, norm: Norm) -> Tensor:

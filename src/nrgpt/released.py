@@ -67,12 +67,15 @@ def load_released(
     theirs = {re.sub(r"^((module|_orig_mod)\.)+", "", key): w for key, w in state_dict.items()}
     kind = guess_kind(theirs) if kind is None else kind
     check_choice("kind", kind, KINDS)
-    layers = count(theirs, r"^blocks\.(\d+)\.")
-    heads = count(theirs, r"\.heads\.(\d+)\.")
+    layers = count(theirs, r"^blocks\.(\d+)\.") if kind == "GPT" else 1
+    heads = max(1, count(theirs, r"\.heads\.(\d+)\."))
     names = translation(kind, layers, heads)
     check_keys(theirs, names, kind)
 
-    vocab_size, width = theirs["token_embedding_table.weight"].shape
+    embedding = theirs["token_embedding_table.weight"]
+    if embedding.dim() != 2:
+        raise ValueError(f"token_embedding_table.weight: shape {tuple(embedding.shape)}, not 2-d")
+    vocab_size, width = embedding.shape
     # The hidden size stands in the shape of net.0, except where a D x D layer comes first.
     widest = "2" if kind == "NRGPT_H_FF2" else "0"
     hidden_key = next(key for key in theirs if key.endswith(f"ffwd.net.{widest}.weight"))
@@ -89,7 +92,7 @@ def load_released(
         steps=number_of_steps(kind, steps, layers),
         hidden_factor=hidden // width,
     )
-    model = LanguageModel(cfg).to(theirs["token_embedding_table.weight"].dtype)
+    model = LanguageModel(cfg).to(embedding.dtype)
     ours = model.state_dict()
     for name, keys in names.items():
         value = join(name, [theirs[key] for key in keys])

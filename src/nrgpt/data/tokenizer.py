@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 GPT2_RANKS = "NRGPT_GPT2_RANKS"
 """Environment variable: a local file of GPT-2's ranks (gpt2.tiktoken), for machines offline."""
 
-GPT2_PATTERN = (
-    r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
-)
+GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 
 
 class Tokenizer(ABC):

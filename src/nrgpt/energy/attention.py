@@ -32,8 +32,9 @@ class AttentionEnergy(EnergyTerm):
     strict     B < A, the paper's. The first token has E = 0 and no force.
     inclusive  B <= A. Token A is now its own key too: -dE_A/dk_A = alpha p_A q_A, the extra
                (J + J^T) g_A of the exact gradient. No longer concave.
-    released   B <= A with the force of q alone, which is what the authors' code does by default.
-               That is not the gradient of any part of this energy: for reproduction only.
+    released   B <= A with the force of q alone, which is what the authors' code does by default:
+               the token's own key is taken for a constant. That is not the gradient of this
+               energy: for reproduction only.
     """
 
     alpha: Tensor | None
@@ -69,13 +70,13 @@ class AttentionEnergy(EnergyTerm):
 
     def energy(self, z: Tensor, keys: Tensor | None) -> Tensor:
         assert keys is not None
-        q, keys = self.queries_and_keys(z, keys)
+        q = self.split(z[..., : self.queries])
         log_sum = logsumexp_scores(q, keys, self.beta, strict=self.mask == "strict")
         return -self.weighted(log_sum.unsqueeze(-1)).sum((1, 3)) / self.beta
 
     def force(self, z: Tensor, keys: Tensor | None) -> Tensor:
         assert keys is not None
-        q, keys = self.queries_and_keys(z, keys)
+        q = self.split(z[..., : self.queries])
         on_q = self.weighted(attend(q, keys, self.beta, strict=self.mask == "strict"))
         if self.mask != "inclusive":
             return self.merge(on_q)
@@ -84,9 +85,6 @@ class AttentionEnergy(EnergyTerm):
         on_k = self.weighted(p_self.unsqueeze(-1) * q)
         on_k = on_k.sum(1) if self.full else self.merge(on_k)
         return torch.cat([self.merge(on_q), on_k], dim=-1)
-
-    def queries_and_keys(self, z: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        return self.split(z[..., : self.queries]), keys
 
     def split(self, z: Tensor) -> Tensor:
         """(batch, tokens, heads x size) -> (batch, heads, tokens, size)."""
@@ -108,6 +106,6 @@ class AttentionEnergy(EnergyTerm):
         if self.mask == "inclusive":
             why = "a token that is its own key has an energy that is not concave"
             return Finding(name, Guarantee.SMALL_STEPS, why)
-        if self.alpha is not None and bool((self.alpha < 0).any()):
-            return Finding(name, Guarantee.SMALL_STEPS, "a head has alpha < 0: not concave")
+        if self.alpha is not None and not bool((self.alpha >= 0).all()):
+            return Finding(name, Guarantee.SMALL_STEPS, "not concave: a head lacks alpha >= 0")
         return Finding(name, Guarantee.EVERY_STEP, "concave: minus a logsumexp, alpha >= 0")

@@ -35,8 +35,8 @@ class FeedForwardEnergy(EnergyTerm):
 
     def finding(self, is_concave: bool, because: str) -> Finding:
         name = type(self).__name__
-        if self.feedforward_scale is not None and self.feedforward_scale.item() < 0:
-            return Finding(name, Guarantee.SMALL_STEPS, "its scale is negative: not concave")
+        if self.feedforward_scale is not None and not self.feedforward_scale.item() >= 0:
+            return Finding(name, Guarantee.SMALL_STEPS, "not concave: it lacks a scale >= 0")
         level = Guarantee.EVERY_STEP if is_concave else Guarantee.SMALL_STEPS
         return Finding(name, level, because)
 
@@ -46,7 +46,8 @@ class FF1(FeedForwardEnergy):
 
     -dE/dz = 2 sigma(z) sigma'(z). The paper calls this the same as DenseMemory with F' = sigma;
     it is that with F = sigma^2, so F' = 2 sigma sigma'. With ReLU, F is convex and E concave;
-    with GELU it is not (F'' < 0 for some z < 0), though no rise was ever seen.
+    with GELU it is not (F'' < 0 for some z < 0), and a step may raise E, though with many hidden
+    units of random weights it hardly ever does.
     """
 
     def __init__(self, cfg: "ModelConfig"):

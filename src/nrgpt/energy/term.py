@@ -56,20 +56,26 @@ class EnergyTerm(nn.Module, ABC):
 
     @abstractmethod
     def energy(self, z: Tensor, keys: Tensor | None) -> Tensor:
-        """E of each token, shape (batch, tokens). Token A may use the keys of tokens B <= A."""
+        """E of each token, shape (batch, tokens). Token A may use the keys of tokens B < A; its own
+        key only in a term that writes its force by hand (see ``force``)."""
 
     def force(self, z: Tensor, keys: Tensor | None) -> Tensor:
         """-dE_A/dz_A with the keys held fixed, shape (batch, tokens, written rows).
 
-        Written by hand where it can be. This one asks autograd, inside the forward pass: always
-        right for a differentiable energy, and slower.
+        Written by hand where it can be. This one asks autograd, inside the forward pass, which is
+        slower. It is the exact gradient where token A's energy uses no key but those of B < A: to
+        autograd, keys are constants, the token's own among them.
         """
-        assert self.written is None, "autograd gives the force on every row of z"
+        if self.written is not None:
+            raise ValueError(
+                f"{type(self).__name__} has written = {self.written} but no force(): autograd "
+                "gives the force on every row of z; write force(), or leave written at None"
+            )
         return torch.func.grad(lambda z: -self.energy(z, keys).sum())(z)
 
     def guarantee(self) -> Finding:
         """EVERY_STEP for an energy that is concave in z, SMALL_STEPS for any other whose force
-        is its exact gradient, NONE if it is not."""
+        is its exact gradient (which is taken on trust), NONE if it is not."""
         why = "not known to be concave (override guarantee() if it is)"
         return Finding(type(self).__name__, Guarantee.SMALL_STEPS, why)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -20,6 +21,8 @@ class TotalEnergy(nn.Module):
     def named_terms(self, extra: Extra | None = None) -> Iterator[tuple[str, EnergyTerm]]:
         yield from self.terms.items()  # type: ignore[misc]
         for name, term in (extra or {}).items():
+            if not isinstance(term, EnergyTerm):
+                raise ValueError(f"extra term {name!r} is {term!r}; it must be an EnergyTerm")
             if name in self.terms:
                 raise ValueError(
                     f"extra term {name!r}: the model already has a term of that name; "
@@ -28,13 +31,22 @@ class TotalEnergy(nn.Module):
             yield name, term
 
     def energies(self, g: Tensor, extra: Extra | None = None) -> dict[str, Tensor]:
-        """Each term's energy of each token, shape (batch, tokens)."""
+        """Each term's energy of each token, shape (batch, tokens).
+
+        Never in less precision than the weights have: a step changes an energy by little.
+        """
         energies = {}
-        for name, term in self.named_terms(extra):
-            readout = term.readout()
-            z = read(readout, g)
-            energy = term.energy(z, term.keys(z, g))
-            energies[name] = energy if readout.field is None else energy - g @ readout.field
+        with torch.autocast(g.device.type, enabled=False):
+            for name, term in self.named_terms(extra):
+                readout = term.readout()
+                z = read(readout, g)
+                energy = term.energy(z, term.keys(z, g))
+                if energy.shape != g.shape[:-1]:
+                    raise ValueError(
+                        f"term {name!r}: energy has shape {tuple(energy.shape)}; it must have "
+                        f"(batch, tokens) = {tuple(g.shape[:-1])}"
+                    )
+                energies[name] = energy if readout.field is None else energy - g @ readout.field
         return energies
 
     def forces(self, g: Tensor, extra: Extra | None = None) -> dict[str, Tensor]:
@@ -51,4 +63,8 @@ class TotalEnergy(nn.Module):
 
 def read(readout: Readout, g: Tensor) -> Tensor:
     """z of g."""
-    return g if readout.weight is None else F.linear(g, readout.weight, readout.bias)
+    if readout.weight is not None:
+        return F.linear(g, readout.weight, readout.bias)
+    if readout.bias is not None:
+        raise ValueError("a Readout with a bias needs a weight; add the bias inside energy()")
+    return g

@@ -21,9 +21,17 @@ class Activation(NamedTuple):
     pull: Callable[[Tensor, Tensor], Tensor]
 
 
+def gelu_pull(v: Tensor, z: Tensor) -> Tensor:
+    return torch.ops.aten.gelu_backward(v, z)
+
+
+def relu_pull(v: Tensor, z: Tensor) -> Tensor:
+    return torch.ops.aten.threshold_backward(v, z, 0)
+
+
 ACTIVATIONS = {
-    "gelu": Activation(F.gelu, lambda v, z: torch.ops.aten.gelu_backward(v, z)),
-    "relu": Activation(F.relu, lambda v, z: torch.ops.aten.threshold_backward(v, z, 0)),
+    "gelu": Activation(F.gelu, gelu_pull),
+    "relu": Activation(F.relu, relu_pull),
 }
 
 
@@ -40,15 +48,20 @@ def gelu_integral(z: Tensor) -> Tensor:
     return 0.5 * ((z.square() - 1) * Phi + z * phi)
 
 
+def softplus(z: Tensor) -> Tensor:
+    """log(1 + e^z), with the sigmoid for its slope. (F.softplus switches to z beyond 20.)"""
+    return torch.logaddexp(z, torch.zeros_like(z))
+
+
 POTENTIALS = {
     "relu2": Potential(lambda z: 0.5 * F.relu(z).square(), F.relu, convex=True),
     # GELU falls where z < -0.75, so its integral is not convex.
     "gelu": Potential(gelu_integral, F.gelu, convex=False),
-    "softplus": Potential(F.softplus, torch.sigmoid, convex=True),
+    "softplus": Potential(softplus, torch.sigmoid, convex=True),
     # A smooth relu2.
     "softplus2": Potential(
-        lambda z: 0.5 * F.softplus(z).square(),
-        lambda z: F.softplus(z) * torch.sigmoid(z),
+        lambda z: 0.5 * softplus(z).square(),
+        lambda z: softplus(z) * torch.sigmoid(z),
         convex=True,
     ),
 }

@@ -1,0 +1,267 @@
+"""The command line: nrgpt train | sweep | sample | evaluate | data | presets."""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from .overrides import override
+from .train.checkpoint import CheckpointError
+from .train.faults import EXIT_CODES, TrainingError
+
+app = typer.Typer(
+    help="Energy-based GPTs: train them, watch them, use them.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+data_app = typer.Typer(help="Prepare and check datasets.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+screen = Console()
+
+FREE_FORM = {"ignore_unknown_options": True}  # so that --model.width=64 reaches us as it is
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="Fields to change: model.width=64 optimiser.lr=1e-3 ...", metavar="[FIELD=VALUE]..."
+    ),
+]
+Steps = Annotated[int | None, typer.Option(help="Inference steps, if not as trained.")]
+EXIT_TEXT = "; ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items())
+
+
+def clear_errors(command: Callable[..., None]) -> Callable[..., None]:
+    """What a user can mend is said in one line, with an exit code; the rest keeps its traceback."""
+
+    @functools.wraps(command)
+    def wrapped(*arguments: Any, **options: Any) -> None:
+        try:
+            command(*arguments, **options)
+            return
+        except TrainingError as error:
+            said, code = str(error), error.code
+        except CheckpointError as error:
+            said, code = str(error), 4
+        except (ValueError, FileNotFoundError, FileExistsError) as error:
+            said, code = str(error), 2
+        except KeyboardInterrupt:
+            said, code = "stopped at once", 130
+        print(f"nrgpt: {said}", file=sys.stderr)
+        raise typer.Exit(code)
+
+    return wrapped
+
+
+def preset(name: str) -> Any:
+    from .config import suggestion
+    from .presets import PRESETS
+
+    if name not in PRESETS:
+        raise ValueError(f"there is no preset {name!r}{suggestion(name, PRESETS)}")
+    return PRESETS[name]()
+
+
+def default_run(name: str, cfg: Any) -> Path:
+    """runs/NAME for a preset as it is; with changes, a suffix that depends on them alone."""
+    if cfg == preset(name):
+        return Path("runs") / name
+    text = json.dumps(dataclasses.asdict(cfg), sort_keys=True)
+    return Path("runs") / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+@app.command(context_settings=FREE_FORM, epilog=f"Exit codes: {EXIT_TEXT}.")
+@clear_errors
+def train(
+    name: Annotated[str, typer.Argument(metavar="PRESET", help="See `nrgpt presets`.")],
+    overrides: Overrides = None,
+    run: Annotated[Path | None, typer.Option(help="Run folder; default below runs/.")] = None,
+) -> None:
+    """Train a preset, or go on where it was stopped: type the same command again.
+
+    On several GPUs: torchrun --nproc-per-node 8 -m nrgpt train PRESET
+    """
+    from .train.loop import train as train_run
+
+    cfg = override(preset(name), overrides or [])
+    folder = run or default_run(name, cfg)
+    result = train_run(cfg, folder)
+    screen.print_json(data=result)
+    screen.print(f"everything is in {folder}")
+
+
+@app.command()
+@clear_errors
+def presets() -> None:
+    """List the presets, one line each."""
+    from .presets import PRESETS
+
+    table = Table(box=None)
+    for heading in ("preset", "model", "iterations", "what it is"):
+        table.add_column(heading, no_wrap=heading != "what it is")
+    for name, make in sorted(PRESETS.items()):
+        cfg = make()
+        m = cfg.model
+        model = f"{m.block} D{m.width} H{m.heads} T{m.steps}"
+        table.add_row(name, model, f"{cfg.iterations:,}", (make.__doc__ or "").splitlines()[0])
+    screen.print(table)
+
+
+@app.command(context_settings=FREE_FORM)
+@clear_errors
+def sweep(
+    name: Annotated[str, typer.Argument(metavar="PRESET")],
+    overrides: Overrides = None,
+    to: Annotated[Path | None, typer.Option(help="Folder; default sweeps/PRESET.")] = None,
+    grid: Annotated[str | None, typer.Option(help="A named grid of the paper's.")] = None,
+    trials: Annotated[int | None, typer.Option(help="Search with Optuna instead.")] = None,
+    storage: Annotated[str | None, typer.Option(help="Optuna storage URL.")] = None,
+) -> None:
+    """Train a preset many times: all combinations of comma-separated values, or a search.
+
+    nrgpt sweep shakespeare_nrgpt_ff2w model.width=64,128 seed=0,1,2
+
+    nrgpt sweep debug optimiser.lr=log(1e-4,1e-2) --trials 20
+    """
+    from .sweep import run_sweep
+
+    folder = to or Path("sweeps") / name
+    run_sweep(
+        name, preset(name), overrides or [], folder, grid=grid, trials=trials, storage=storage
+    )
+
+
+@app.command()
+@clear_errors
+def sample(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    prompt: Annotated[str, typer.Option(help="Text to continue.")] = "\n",
+    tokens: Annotated[int, typer.Option(help="New tokens.")] = 200,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.8,
+    seed: int = 0,
+    steps: Steps = None,
+    step: Annotated[int | None, typer.Option(help="Checkpoint; default the best.")] = None,
+) -> None:
+    """Let a trained model continue a text."""
+    import torch
+
+    from .generate import generate
+    from .runs import load_run
+
+    loaded = load_run(run, step)
+    tokenizer = loaded.tokenizer()
+    generator = torch.Generator().manual_seed(seed)
+    (new,) = generate(
+        loaded.model,
+        [tokenizer.encode(prompt)],
+        max_new_tokens=tokens,
+        temperature=temperature,
+        generator=generator,
+        steps=steps,
+    )
+    sys.stdout.write(prompt + tokenizer.decode(new) + "\n")
+
+
+@app.command()
+@clear_errors
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    split: str = "val",
+    steps: Steps = None,
+    stride: Annotated[
+        int | None, typer.Option(help="1 gives every token its full context.")
+    ] = None,
+    step: Annotated[int | None, typer.Option(help="Checkpoint; default the best.")] = None,
+) -> None:
+    """Loss on every token of a split and, for ListOps, the accuracy on all tests."""
+    from .evaluate.listops import listops_accuracy
+    from .evaluate.loss import split_loss
+    from .runs import load_run
+
+    loaded = load_run(run, step)
+    dataset = loaded.dataset()
+    loss = split_loss(loaded.model, dataset.tokens(split), stride=stride, steps=steps)
+    screen.print(
+        f"{split} loss {loss.loss:.4f} nats over {loss.tokens:,} tokens, each with at least "
+        f"{loss.least_context} before it (checkpoint at step {loaded.step})"
+    )
+    if loaded.cfg.data.task == "listops":
+        from .data.listops import read_tests
+
+        tests = read_tests(dataset.folder)
+        result = listops_accuracy(
+            loaded.model, tests, dataset.tokenizer, steps=steps, progress=True
+        )
+        screen.print(result.table())
+
+
+@data_app.command("shakespeare")
+@clear_errors
+def data_shakespeare(to: Path, source: Annotated[Path | None, typer.Option()] = None) -> None:
+    """Prepare the Shakespeare characters (found, or downloaded), or any text with --source."""
+    from .data.shakespeare import prepare_shakespeare
+
+    prepare_shakespeare(to, source=source)
+
+
+@data_app.command("text")
+@clear_errors
+def data_text(
+    files: Annotated[list[Path], typer.Argument(help=".txt, .txt.xz, .jsonl or .parquet files.")],
+    to: Annotated[Path, typer.Option(help="Folder to make.")],
+    workers: int = 2,
+    separator: Annotated[str, typer.Option(help="Line that ends a document.")] = "<|endoftext|>",
+    validation: Annotated[float, typer.Option(help="Share of documents held out.")] = 0.0005,
+) -> None:
+    """Tokenize local files with GPT-2's byte pairs into memory-mapped shards."""
+    from .data.text import prepare_text
+    from .data.tokenizer import GPT2Tokenizer
+
+    prepare_text(
+        files,
+        to,
+        tokenizer=GPT2Tokenizer(),
+        separator=separator,
+        validation=validation,
+        workers=workers,
+    )
+
+
+@data_app.command("hub")
+@clear_errors
+def data_hub(
+    to: Annotated[Path, typer.Option(help="Folder to make.")],
+    name: Annotated[str, typer.Argument()] = "Skylion007/openwebtext",
+) -> None:
+    """Stream and tokenize a dataset of the Hugging Face hub."""
+    from .data.text import prepare_hub
+    from .data.tokenizer import GPT2Tokenizer
+
+    prepare_hub(name, to, tokenizer=GPT2Tokenizer())
+
+
+@data_app.command("verify")
+@clear_errors
+def data_verify(folder: Path) -> None:
+    """Check every byte of a prepared dataset."""
+    from .data.shards import Dataset
+
+    dataset = Dataset.open(folder, verify=True)
+    for split in dataset.manifest["splits"]:
+        screen.print(f"{split}: {len(dataset.tokens(split)):,} tokens, all in order")
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    main()

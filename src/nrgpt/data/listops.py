@@ -1,0 +1,300 @@
+"""ListOps: nested functions of small numbers, and their values.
+
+    sum(max(7,3,6),6,0) = sum(7,6,0) = 3
+
+Tokens. ``<end>``, ``(``, ``)``, ``=``, the names of the functions (in the order of the config) and
+the numbers (0 first, each one token), numbered in this order. Commas are for people.
+
+Reductions. With ``answers="steps"`` an expression is rewritten until one number is left, one call
+at a time: always the call that the first ``)`` closes, which is the leftmost of the innermost ones.
+
+Held-out tuples. Each call of an expression is reduced once, when all of its arguments are numbers.
+A share ``held_out`` of the ordered tuples of ``max_args`` numbers is never met by a reduction of a
+training or validation expression, whatever the function: neither as written nor after nested calls
+have become numbers. Every test expression meets at least one of them. With ``held_out=0`` the test
+expressions are merely new.
+
+Draws. What was drawn before is dropped, so that no expression occurs twice, within a split or
+across splits; short ones run out and are rarer than in the draws. One process draws a million in
+seconds.
+"""
+
+import dataclasses
+import itertools
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from ..config import check, check_choice, strict
+from .shards import write_dataset
+from .tokenizer import SymbolTokenizer
+
+MARKS = ("<end>", "(", ")", "=")
+END, OPEN, CLOSE, EQUALS = range(len(MARKS))
+FIRST_FUNCTION = len(MARKS)
+CALL = -1  # stands where a call is still to be drawn
+
+TEST_FILE = "test.jsonl"
+DRAWS = 32_768
+"""Expressions drawn at a time; when less than one in a thousand is new, we give up."""
+MAX_NUMBERS, MAX_ARGS, MAX_DEPTH, MAX_TUPLES, MAX_MEAN_CALLS = 10_000, 100, 100, 10_000_000, 50
+
+FUNCTIONS: dict[str, Callable[[Sequence[int], int], int]] = {
+    "sum": lambda arguments, modulus: sum(arguments) % modulus,
+    "max": lambda arguments, modulus: max(arguments),
+    "median": lambda arguments, modulus: statistics.median_high(arguments),
+    "min": lambda arguments, modulus: min(arguments),
+    "product": lambda arguments, modulus: math.prod(arguments) % modulus,
+    "first": lambda arguments, modulus: arguments[0],
+    "last": lambda arguments, modulus: arguments[-1],
+}
+"""The value of (arguments, modulus) by name; add your own. The median of an even count is the
+upper one."""
+
+
+@strict
+class ListOpsConfig:
+    """Which expressions, and how many. The defaults follow the paper's text."""
+
+    functions: tuple[str, ...] = ("sum", "max", "median")
+    """Names in FUNCTIONS."""
+    numbers: int = 20
+    """Numbers are 0 ... numbers - 1."""
+    modulus: int = 20
+    """Of sum and product."""
+    depth: int = 2
+    """Deepest nesting; 1 is none."""
+    min_args: int = 2
+    max_args: int = 3
+    nesting: float = 0.25
+    """Probability that an argument is a call, where depth allows one."""
+    notation: Literal["call", "lisp"] = "call"
+    """Order of the tokens: sum(2,max(4,13,1)) or (sum 2 (max 4 13 1))."""
+    answers: Literal["steps", "direct"] = "steps"
+    """Every reduction, or the value alone."""
+    train: int = 50_000
+    validation: int = 2_000
+    test: int = 2_000
+    held_out: float = 0.05
+    """Share of the tuples of max_args numbers kept for the test; see the module's text."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in self.functions:
+            check_choice("functions", name, FUNCTIONS)
+            check(name.isidentifier(), "functions", name, "letters, digits and _ only")
+        are_distinct = len(set(self.functions)) == len(self.functions) > 0
+        check(are_distinct, "functions", self.functions, "at least one name, and each only once")
+        ranges = dict.fromkeys(("train", "validation", "test"), (1, math.inf)) | {
+            "numbers": (2, MAX_NUMBERS),
+            "modulus": (1, self.numbers),  # so that every value is a number
+            "depth": (1, MAX_DEPTH),
+            "min_args": (1, MAX_ARGS),
+            "max_args": (self.min_args, MAX_ARGS),
+            "nesting": (0, 1),
+            "held_out": (0, 0.99),
+            "seed": (0, math.inf),
+        }
+        for name, (least, most) in ranges.items():
+            value = getattr(self, name)
+            check(least <= value <= most, name, value, f"in {least:,} ... {most:,}")
+        calls_in_call = self.nesting * (self.min_args + self.max_args) / 2
+        is_small = sum(calls_in_call**level for level in range(self.depth)) <= MAX_MEAN_CALLS
+        allowed = f"less, for at most {MAX_MEAN_CALLS} calls in an expression on average"
+        check(is_small, "depth", self.depth, allowed)
+        is_listable = self.held_out == 0 or self.numbers**self.max_args <= MAX_TUPLES
+        allowed = f"0 where numbers ** max_args is above {MAX_TUPLES:,}"
+        check(is_listable, "held_out", self.held_out, allowed)
+
+    @property
+    def first_number(self) -> int:
+        """The token of the number 0."""
+        return FIRST_FUNCTION + len(self.functions)
+
+    def tokenizer(self) -> SymbolTokenizer:
+        # The space before each number tells 1, 3 from 13 in the tokenizer's text.
+        numbers = (f" {number}" for number in range(self.numbers))
+        return SymbolTokenizer([*MARKS, *self.functions, *numbers])
+
+
+PAPER = ListOpsConfig()
+"""Functions and numbers of the paper's text, which leaves the rest open: there, as RELEASED."""
+RELEASED = ListOpsConfig(numbers=10, modulus=10)
+"""The authors' released data."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TestExpression:
+    __test__ = False  # or pytest would take it for a test
+
+    prompt: tuple[int, ...]  # tokens up to and including the first =
+    answer: int  # a number, not its token
+    solution: tuple[int, ...]  # tokens after the prompt, without <end>
+    function: str  # the outermost one
+    depth: int
+
+
+def to_tokens(texts: Iterable[str]) -> np.ndarray:
+    """Tokens of strings with one character for each: Python cuts, joins and hashes these fast."""
+    return np.frombuffer("".join(texts).encode("utf-16-le"), dtype="<u2")
+
+
+def draw(cfg: ListOpsConfig, rng: np.random.Generator) -> Iterator[str]:
+    """DRAWS random expressions, nested level by level, all of them together."""
+    tokens = np.full(DRAWS, CALL)
+    owner = np.arange(DRAWS)
+    name_at, open_at = (0, 1) if cfg.notation == "call" else (1, 0)
+    for depth in range(1, cfg.depth + 1):
+        is_call = tokens == CALL
+        arity = rng.integers(cfg.min_args, cfg.max_args + 1, size=np.count_nonzero(is_call))
+        size = np.ones(len(tokens), dtype=int)
+        size[is_call] = arity + 3  # the name and two parentheses
+        start = (size.cumsum() - size)[is_call]
+        tokens, owner = np.repeat(tokens, size), np.repeat(owner, size)
+        inside = np.flatnonzero(tokens == CALL)
+        tokens[inside] = cfg.first_number + rng.integers(cfg.numbers, size=len(inside))
+        if depth < cfg.depth:
+            tokens[inside[rng.random(len(inside)) < cfg.nesting]] = CALL
+        names = rng.integers(len(cfg.functions), size=len(start))
+        tokens[start + name_at] = FIRST_FUNCTION + names
+        tokens[start + open_at] = OPEN
+        tokens[start + arity + 2] = CLOSE
+    text = tokens.astype("<u2").tobytes().decode("utf-16-le")  # the inverse of to_tokens
+    ends = np.bincount(owner).cumsum().tolist()
+    return (text[start:end] for start, end in itertools.pairwise([0, *ends]))
+
+
+class Outcomes(dict[str, tuple[str, bool]]):
+    """A call whose arguments are numbers -> (its value, are the arguments a held-out tuple?)."""
+
+    def __init__(self, cfg: ListOpsConfig, rng: np.random.Generator):
+        self.cfg = cfg
+        self.held_out: np.ndarray | None = None
+        if cfg.held_out > 0:
+            self.held_out = np.zeros([cfg.numbers] * cfg.max_args, dtype=bool)
+            total = self.held_out.size
+            count = min(max(1, round(cfg.held_out * total)), total - 1)
+            self.held_out.flat[rng.choice(total, count, replace=False)] = True
+
+    def __missing__(self, call: str) -> tuple[str, bool]:
+        cfg = self.cfg
+        function, *numbers = (ord(c) for c in call if ord(c) >= FIRST_FUNCTION)
+        name = cfg.functions[function - FIRST_FUNCTION]
+        arguments = tuple(number - cfg.first_number for number in numbers)
+        value = FUNCTIONS[name](arguments, cfg.modulus)
+        allowed = f"in 0 ... {cfg.numbers - 1}"
+        check(value in range(cfg.numbers), f"{name}{arguments}", value, allowed)
+        is_full = len(arguments) == cfg.max_args
+        is_held_out = self.held_out is not None and is_full and bool(self.held_out[arguments])
+        self[call] = chr(cfg.first_number + int(value)), is_held_out
+        return self[call]
+
+
+def solve(expression: str, outcomes: Outcomes) -> tuple[str, bool]:
+    """``expression = ... = value <end>``, and whether a reduction met a held-out tuple."""
+    cfg = outcomes.cfg
+    before_open = 1 if cfg.notation == "call" else 0  # the name stands before the parenthesis
+    stage, stages, met_held_out = expression, [expression], False
+    while (close := stage.find(chr(CLOSE))) >= 0:
+        start = stage.rfind(chr(OPEN), 0, close) - before_open
+        value, is_held_out = outcomes[stage[start : close + 1]]
+        stage = stage[:start] + value + stage[close + 1 :]
+        stages.append(stage)
+        met_held_out |= is_held_out
+    if cfg.answers == "direct":
+        stages = [stages[0], stages[-1]]
+    return chr(EQUALS).join(stages) + chr(END), met_held_out
+
+
+def draw_splits(cfg: ListOpsConfig) -> dict[str, list[str]]:
+    """The solved expressions of "train", "val" and "test"; a pure function of the config."""
+    rng = np.random.default_rng(cfg.seed)
+    outcomes = Outcomes(cfg, rng)
+    sizes = {"train": cfg.train, "val": cfg.validation, "test": cfg.test}
+    ordinary = sum(sizes.values()) if cfg.held_out == 0 else cfg.train + cfg.validation
+    wanted = {False: ordinary, True: sum(sizes.values()) - ordinary}  # by: meets a held-out tuple
+    found: dict[bool, list[str]] = {False: [], True: []}
+    seen: set[str] = set()
+    new = DRAWS
+    while any(len(found[kind]) < wanted[kind] for kind in found):
+        if new * 1_000 < DRAWS:
+            kind = len(found[False]) == wanted[False]
+            raise ValueError(
+                f"found only {len(found[kind]):,} of {wanted[kind]:,} distinct expressions that "
+                f"meet {'a' if kind else 'no'} held-out tuple: ask for fewer (train, validation, "
+                "test), change held_out, or widen the choice (functions, numbers, max_args, depth)"
+            )
+        before = sum(map(len, found.values()))
+        for expression in draw(cfg, rng):
+            if expression not in seen:
+                seen.add(expression)
+                solved, kind = solve(expression, outcomes)
+                if len(found[kind]) < wanted[kind]:
+                    found[kind].append(solved)
+        new = sum(map(len, found.values())) - before
+    # Short expressions come early: shuffled, so that every split has its share of them.
+    order = rng.permutation(ordinary).tolist()
+    pool = iter([found[False][i] for i in order] + found[True])
+    return {split: list(itertools.islice(pool, size)) for split, size in sizes.items()}
+
+
+def describe(solved: str, cfg: ListOpsConfig) -> TestExpression:
+    tokens = tuple(map(ord, solved))
+    cut = tokens.index(EQUALS) + 1
+    prompt, solution = tokens[:cut], tokens[cut:-1]  # the last is <end>
+    answer = solution[-1] - cfg.first_number
+    outermost = next(token for token in prompt if token >= FIRST_FUNCTION)
+    name = cfg.functions[outermost - FIRST_FUNCTION]
+    depth = max(itertools.accumulate({OPEN: 1, CLOSE: -1}.get(token, 0) for token in prompt))
+    return TestExpression(prompt, answer, solution, name, depth)
+
+
+def prepare_listops(cfg: ListOpsConfig, folder: Path) -> None:
+    """Write the dataset: the streams "train", "val" and "test", and the tests one by one."""
+    splits = draw_splits(cfg)
+    tests = [dataclasses.asdict(describe(solved, cfg)) for solved in splits["test"]]
+    write_dataset(
+        folder,
+        cfg.tokenizer(),
+        {split: [to_tokens(expressions)] for split, expressions in splits.items()},
+        source={"listops": {**dataclasses.asdict(cfg), "functions": list(cfg.functions)}},
+        extra_files={TEST_FILE: "".join(json.dumps(test) + "\n" for test in tests).encode()},
+    )
+
+
+def read_tests(folder: Path) -> list[TestExpression]:
+    path = folder / TEST_FILE
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: there is no such file; prepare_listops writes it")
+    tests = []
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
+        try:
+            fields: dict[str, Any] = json.loads(line)
+            fields |= {name: tuple(fields[name]) for name in ("prompt", "solution")}
+            tests.append(TestExpression(**fields))
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(f"{path}, line {number}: not a test expression ({error})") from error
+    return tests
+
+
+def render(tokens: Sequence[int], tokenizer: SymbolTokenizer) -> str:
+    """Tokens as people write them; any tokens, for a model may say anything."""
+    names = dict(enumerate(tokenizer.symbols))
+    words = [names.get(token, "?").strip() for token in tokens]
+    pairs = list(itertools.pairwise(words))
+    after_open = [right for left, right in pairs if left == "("]
+    is_lisp = bool(after_open) and all(word.isidentifier() for word in after_open)
+
+    def gap(left: str, right: str) -> str:
+        if {left, right} & {"=", "<end>"}:
+            return " "
+        if left == "(" or right == ")" or (right == "(" and not is_lisp):
+            return ""
+        return " " if is_lisp else ","
+
+    return "".join([*words[:1], *(gap(left, right) + right for left, right in pairs)])

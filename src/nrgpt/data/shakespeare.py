@@ -1,0 +1,66 @@
+"""The Shakespeare of nanoGPT as characters: the first 90 % to train on, the rest to validate."""
+
+import hashlib
+import http.client
+import os
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+
+from .shards import DataError, refuse_existing, write_dataset
+from .tokenizer import SymbolTokenizer
+
+SHAKESPEARE = "NRGPT_SHAKESPEARE"
+"""Environment variable: a local copy of the file, for machines offline."""
+
+URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
+DOWNLOAD_SECONDS = 5
+
+
+def prepare_shakespeare(folder: Path, *, source: Path | None = None) -> None:
+    """Write the characters of Shakespeare into the dataset ``folder``.
+
+    The file is ``source``, which may be any text, or the one that NRGPT_SHAKESPEARE names, or a
+    download; these two must be the file that everybody uses.
+    """
+    refuse_existing(folder)
+    content = find_shakespeare() if source is None else source.read_bytes()
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{source}: byte {error.start}: this is not UTF-8") from error
+    tokenizer = SymbolTokenizer(sorted(set(text)))
+    tokens = np.array(tokenizer.encode(text), np.int64)
+    train = int(len(text) * 0.9)
+    write_dataset(
+        folder,
+        tokenizer,
+        {"train": [tokens[:train]], "val": [tokens[train:]]},
+        source={"kind": "shakespeare", "sha256": hashlib.sha256(content).hexdigest()},
+    )
+
+
+def find_shakespeare() -> bytes:
+    if (path := os.environ.get(SHAKESPEARE)) is not None:
+        if not Path(path).is_file():
+            raise FileNotFoundError(f"{SHAKESPEARE} = {path}: there is no such file")
+        return checked(Path(path).read_bytes(), f"{SHAKESPEARE} = {path}")
+    try:
+        with urllib.request.urlopen(URL, timeout=DOWNLOAD_SECONDS) as answer:
+            content = answer.read()
+    except (OSError, http.client.HTTPException) as error:
+        raise FileNotFoundError(
+            f"Shakespeare could not be downloaded ({error}); put the file {URL} anywhere on this "
+            f"machine and set {SHAKESPEARE} to its path"
+        ) from error
+    return checked(content, URL)
+
+
+def checked(content: bytes, origin: str) -> bytes:
+    found = hashlib.sha256(content).hexdigest()
+    if found != SHA256:
+        problem = f"its sha256 is {found} instead of {SHA256}"
+        raise DataError(f"{origin}: {problem}; to use another text, name it as the source")
+    return content

@@ -1,0 +1,300 @@
+"""Token shards: a dataset is a folder of memory-mapped files, checked when it is opened.
+
+    manifest.json      vocabulary, tokenizer, number of tokens and checksums of each file
+    train-00000.bin    raw little-endian tokens: uint16, or uint32 beyond 65,536 kinds
+    val-00000.bin
+
+The folder appears under its name only when it is complete; a fault in it names file and byte.
+"""
+
+import bisect
+import contextlib
+import dataclasses
+import fcntl
+import itertools
+import json
+import os
+import shutil
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..config import check, check_choice
+from .tokenizer import Tokenizer, load_tokenizer
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+LOCK = ".lock"
+CHECKSUM_BLOCK = 1 << 20  # bytes under one checksum: few enough to say where a fault is
+
+
+class DataError(ValueError):
+    """Data that cannot be used; the message names the file, the place in it and the way out."""
+
+
+def fault(path: Path, offset: int, problem: str) -> DataError:
+    advice = f"delete {path.parent} and prepare the data again"
+    return DataError(f"{path}: byte {offset}: {problem}; {advice}")
+
+
+def token_dtype(vocab_size: int) -> np.dtype[Any]:
+    return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
+
+
+def token_format(tokenizer: Tokenizer) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "dtype": token_dtype(tokenizer.vocab_size).name,
+        "vocab_size": tokenizer.vocab_size,
+        "tokenizer": tokenizer.spec(),
+        "tokenizer_sha256": tokenizer.fingerprint(),
+    }
+
+
+def refuse_existing(folder: Path) -> None:
+    if folder.exists():
+        raise FileExistsError(f"{folder} exists already; delete it first, or choose another folder")
+
+
+@contextlib.contextmanager
+def working_folder(folder: Path) -> Iterator[None]:
+    """Create ``folder`` and hold it for this process; a killed process lets go of it by itself."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise BlockingIOError(f"{folder}: another process is preparing this data") from error
+        try:
+            yield
+        except OSError as error:
+            if error.errno and error.filename is None:
+                error.filename = str(folder)  # a full disk does not say which it is
+            raise
+
+
+def write_dataset(
+    folder: Path,
+    tokenizer: Tokenizer,
+    splits: Mapping[str, Iterable[np.ndarray]],
+    *,
+    source: Mapping[str, Any],
+    extra_files: Mapping[str, bytes] = {},
+    shard_tokens: int = 100_000_000,
+) -> None:
+    """Write a dataset; whatever stops this, ``folder`` is complete or not there."""
+    folder = folder.absolute()
+    refuse_existing(folder)
+    check(shard_tokens > 0, "shard_tokens", shard_tokens, "positive")
+    writing = folder.with_name(folder.name + ".writing")
+    with working_folder(writing):
+        try:
+            refuse_existing(folder)  # again: who held the lock before may have finished it
+            for left_by_a_killed_run in set(writing.iterdir()) - {writing / LOCK}:
+                left_by_a_killed_run.unlink()
+            manifest = token_format(tokenizer) | {
+                "splits": {
+                    split: write_split(writing, split, pieces, tokenizer.vocab_size, shard_tokens)
+                    for split, pieces in splits.items()
+                },
+                "extra_files": {
+                    name: write_blocks(writing / name, [content])
+                    for name, content in extra_files.items()
+                },
+                "source": dict(source),
+            }
+            write_blocks(writing / MANIFEST, [json.dumps(manifest, indent=1).encode()])
+            sync_folder(writing)
+            os.rename(writing, folder)
+        except BaseException:
+            shutil.rmtree(writing, ignore_errors=True)
+            raise
+        (folder / LOCK).unlink()
+    sync_folder(folder.parent)
+
+
+def write_split(
+    folder: Path, split: str, pieces: Iterable[np.ndarray], vocab_size: int, shard_tokens: int
+) -> list[dict[str, Any]]:
+    """Write one split, shard after shard; returns what the manifest says of it."""
+    shards = []
+    blocks = token_blocks(split, pieces, vocab_size, shard_tokens)
+    for number, shard in itertools.groupby(blocks, key=lambda block: block[0]):
+        path = folder / f"{split}-{number:05d}.bin"
+        crc32 = write_blocks(path, (block for _, block in shard))
+        tokens = path.stat().st_size // token_dtype(vocab_size).itemsize
+        shards.append({"file": path.name, "tokens": tokens, "crc32": crc32})
+    if not shards:
+        raise ValueError(f"split {split!r} has no tokens: give it some, or leave it out")
+    return shards
+
+
+def token_blocks(
+    split: str, pieces: Iterable[np.ndarray], vocab_size: int, shard_tokens: int
+) -> Iterator[tuple[int, bytes]]:
+    """(shard number, bytes under one checksum): the tokens, cut at full blocks and full shards."""
+    # Gathered before they are checked, so that millions of tiny pieces cost little.
+    dtype = token_dtype(vocab_size)
+    gathered = np.empty(CHECKSUM_BLOCK // dtype.itemsize, np.int64)
+    filled, done = 0, 0
+
+    def block() -> tuple[int, bytes]:
+        tokens = gathered[:filled]
+        if (wrong := first_outside(tokens, vocab_size)) is not None:
+            where = f"split {split!r}: position {done + wrong}: token {tokens[wrong]}"
+            raise ValueError(f"{where} is not in the vocabulary of {vocab_size}")
+        return done // shard_tokens, tokens.astype(dtype).tobytes()
+
+    for piece in pieces:
+        if piece.dtype.kind not in "iu":
+            raise ValueError(f"split {split!r}: tokens must be integers, not {piece.dtype}")
+        taken = 0
+        while taken < len(piece):
+            room = min(len(gathered), shard_tokens - done % shard_tokens)
+            part = piece[taken : taken + room - filled]
+            gathered[filled : filled + len(part)] = part
+            filled, taken = filled + len(part), taken + len(part)
+            if filled == room:
+                yield block()
+                filled, done = 0, done + filled
+    if filled:
+        yield block()
+
+
+def first_outside(tokens: np.ndarray, vocab_size: int) -> int | None:
+    """Where the first token stands that is not in the vocabulary."""
+    if tokens.min() >= 0 and tokens.max() < vocab_size:
+        return None
+    return int(np.flatnonzero((tokens < 0) | (tokens >= vocab_size))[0])
+
+
+def write_blocks(path: Path, blocks: Iterable[bytes]) -> list[int]:
+    """Write a new file through to the disk; returns the checksum of each block."""
+    crc32 = []
+    with path.open("xb") as file:
+        for block in blocks:
+            file.write(block)
+            crc32.append(zlib.crc32(block))
+        file.flush()
+        os.fsync(file.fileno())
+    return crc32
+
+
+def sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
+
+
+@dataclasses.dataclass(frozen=True)
+class Dataset:
+    """A prepared dataset on disk; ``Dataset.open`` makes one."""
+
+    folder: Path
+    manifest: dict[str, Any]
+    tokenizer: Tokenizer
+    vocab_size: int
+
+    @classmethod
+    def open(cls, folder: Path, *, verify: bool = True) -> "Dataset":
+        """Open and check a dataset; ``verify=False`` leaves out what must read every byte."""
+        path = Path(folder) / MANIFEST
+        if not path.is_file():
+            raise DataError(f"{path}: there is no such file, so no dataset; prepare the data first")
+        try:
+            manifest = json.loads(path.read_bytes())
+            tokenizer = load_tokenizer(manifest["tokenizer"])
+            check_files(path.parent, manifest, tokenizer, verify)
+        except DataError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise fault(path, getattr(error, "pos", 0), f"cannot be used: {error!r}") from error
+        return cls(path.parent, manifest, tokenizer, tokenizer.vocab_size)
+
+    def tokens(self, split: str) -> "TokenStream":
+        check_choice("split", split, self.manifest["splits"])
+        files = [self.folder / shard["file"] for shard in self.manifest["splits"][split]]
+        dtype = token_dtype(self.vocab_size)
+        return TokenStream(split, [np.memmap(file, dtype, "r") for file in files])
+
+
+def check_files(folder: Path, manifest: dict[str, Any], tokenizer: Tokenizer, verify: bool) -> None:
+    for key, value in token_format(tokenizer).items():
+        if manifest[key] != value:
+            raise fault(folder / MANIFEST, 0, f"{key} is {manifest[key]!r} instead of {value!r}")
+    for split, shards in manifest["splits"].items():
+        if not shards:
+            raise fault(folder / MANIFEST, 0, f"split {split!r} is empty")
+        for shard in shards:
+            check_shard(folder / shard["file"], shard, manifest["vocab_size"], verify)
+    for name, crc32 in manifest["extra_files"].items():
+        path = folder / name
+        if not path.is_file() or (verify and [zlib.crc32(path.read_bytes())] != crc32):
+            raise fault(path, 0, "missing, or of a wrong checksum")
+
+
+def check_shard(path: Path, shard: Mapping[str, Any], vocab_size: int, verify: bool) -> None:
+    dtype = token_dtype(vocab_size)
+    size = shard["tokens"] * dtype.itemsize
+    if not path.is_file():
+        raise fault(path, 0, "this file is missing")
+    if (found := path.stat().st_size) != size or size == 0:
+        raise fault(path, min(found, size), f"the file has {found} bytes instead of {size}")
+    if len(shard["crc32"]) != -(-size // CHECKSUM_BLOCK):
+        raise fault(path, 0, "the manifest has a wrong number of checksums for this file")
+    with path.open("rb") as file:
+        for number, crc32 in enumerate(shard["crc32"] if verify else []):
+            block, offset = file.read(CHECKSUM_BLOCK), number * CHECKSUM_BLOCK
+            if zlib.crc32(block) != crc32:
+                raise fault(path, offset, f"wrong checksum of the {len(block)} bytes from here")
+            tokens = np.frombuffer(block, dtype)
+            if (wrong := first_outside(tokens, vocab_size)) is not None:
+                problem = f"token {tokens[wrong]} is not in the vocabulary of {vocab_size}"
+                raise fault(path, offset + wrong * dtype.itemsize, problem)
+
+
+class TokenStream:
+    """The tokens of one split, from its first shard to its last."""
+
+    def __init__(self, split: str, shards: Sequence[np.ndarray]):
+        # The same mapped memory as plain arrays: slices of an np.memmap take several times longer.
+        self.shards = [shard.view(np.ndarray) for shard in shards]
+        self.starts = list(itertools.accumulate(map(len, self.shards), initial=0))
+        self.name = f"the {len(self)} tokens of split {split!r}"
+
+    def __len__(self) -> int:
+        return self.starts[-1]
+
+    def read(self, start: int, length: int) -> np.ndarray:
+        """``length`` tokens from ``start`` on, as int64."""
+        fits = 0 <= start < start + length <= len(self)
+        check(fits, "(start, length)", (start, length), f"within {self.name}")
+        parts = []
+        while length > 0:
+            shard = bisect.bisect_right(self.starts, start) - 1
+            begin = start - self.starts[shard]
+            parts.append(self.shards[shard][begin : begin + length])
+            start, length = start + len(parts[-1]), length - len(parts[-1])
+        return np.concatenate(parts, dtype=np.int64)
+
+    def batch(
+        self, *, seed: int, step: int, size: int, context: int, rank: int = 0, world: int = 1
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs and next-token targets (size / world, context) of one rank.
+
+        The global batch depends on (seed, step, size, context) only; rank r has its r-th part.
+        """
+        check(seed >= 0 and step >= 0, "(seed, step)", (seed, step), "at least 0")
+        check(size > 0 and size % world == 0, "size", size, f"a multiple of world = {world}")
+        check(0 <= rank < world, "rank", rank, f"at least 0 and below world = {world}")
+        check(0 < context < len(self), "context", context, f"at least 1 and less than {self.name}")
+        # Raw numbers, because NumPy keeps those over its versions; their modulo is as good as fair.
+        random = np.random.Philox(key=np.array([seed, step], np.uint64)).random_raw(size)
+        starts = (random % np.uint64(len(self) - context)).tolist()
+        mine = starts[rank * size // world : (rank + 1) * size // world]
+        windows = torch.from_numpy(np.stack([self.read(start, context + 1) for start in mine]))
+        return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()

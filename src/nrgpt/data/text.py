@@ -1,0 +1,376 @@
+"""Any text to token shards: local files, or a dataset of the Hugging Face hub.
+
+Documents are read in order and gathered into pieces. Workers tokenise the pieces into files of
+FOLDER.partial, which become the shards at the end. The name of such a file holds a hash of all
+that decides its content: a run that was killed finds again what it had finished, and only that.
+"""
+
+import collections
+import dataclasses
+import functools
+import hashlib
+import importlib
+import json
+import lzma
+import multiprocessing
+import os
+import shutil
+import signal
+import threading
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple, Required, TypedDict, Unpack
+
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress, TextColumn
+
+from ..config import check
+from .shards import DataError, refuse_existing, token_dtype, working_folder, write_dataset
+from .tokenizer import GPT2Tokenizer, Tokenizer, load_tokenizer
+
+OPENWEBTEXT = "Skylion007/openwebtext"
+PIECE_CHARACTERS = 2 << 20  # one piece of work; also the size in which endless documents are read
+
+
+class Options(TypedDict, total=False):
+    """What prepare_text and prepare_hub hand to prepare_documents, which has the defaults."""
+
+    tokenizer: Required[Tokenizer]
+    validation: float
+    seed: int
+    workers: int
+    shard_tokens: int
+    progress: bool
+
+
+class Document(NamedTuple):
+    text: str
+    place: str  # file and line or byte, for errors
+    read: int  # how much of the sources was read so far, for the progress bar
+    ends: bool = True  # False: the document goes on in the next one
+
+
+class Piece(NamedTuple):
+    number: int
+    first_document: int
+    documents: list[Document]
+
+
+def prepare_text(
+    sources: Sequence[Path],
+    folder: Path,
+    *,
+    separator: str = "<|endoftext|>",
+    field: str = "text",
+    **options: Unpack[Options],
+) -> None:
+    """Tokenise local files (.txt, .txt.xz, .jsonl, .parquet) into the dataset ``folder``.
+
+    A document of a text file ends with a line that is exactly ``separator``; lines of .jsonl and
+    rows of .parquet are documents with their text in ``field``.
+    """
+    check(len(sources) > 0, "sources", sources, "at least one file")
+    readers = [open_source(path, separator, field) for path in sources]
+    files = [{"name": path.name, "bytes": path.stat().st_size} for path in sources]
+    total = sum(path.stat().st_size for path in sources)
+    documents = documents_of_all(sources, readers)
+    prepare_documents(documents, folder, {"kind": "text", "files": files}, total, **options)
+
+
+def prepare_hub(
+    name: str,
+    folder: Path,
+    *,
+    split: str = "train",
+    field: str = "text",
+    **options: Unpack[Options],
+) -> None:
+    """Tokenise a dataset of the Hugging Face hub, such as OPENWEBTEXT, while it downloads."""
+    stream = optional_module("datasets").load_dataset(name, split=split, streaming=True)
+    rows = ((f"{name}: row {i}", row, i + 1) for i, row in enumerate(stream))
+    known = (stream.info.splits or {}).get(split)
+    total = known.num_examples if known else None
+    source = {"kind": "hub", "name": name, "split": split}
+    prepare_documents(row_documents(rows, field), folder, source, total, **options)
+
+
+def prepare_documents(
+    documents: Iterable[Document],
+    folder: Path,
+    source: Mapping[str, Any],
+    total: int | None,
+    *,
+    tokenizer: Tokenizer,
+    validation: float = 0.0005,
+    seed: int = 0,
+    workers: int = 1,
+    shard_tokens: int = 100_000_000,
+    progress: bool = True,
+) -> None:
+    """Tokenise documents into a dataset; run again after an interruption, it goes on.
+
+    A hash of seed and number decides which documents, about the part ``validation``, are in the
+    split "val". The result does not depend on the number of workers.
+    """
+    check(0 <= validation < 1, "validation", validation, "in [0, 1)")
+    check(workers >= 1, "workers", workers, "at least 1")
+    check(shard_tokens >= 1, "shard_tokens", shard_tokens, "at least 1")
+    folder = folder.absolute()
+    refuse_existing(folder)
+    partial = folder.with_name(folder.name + ".partial")
+    columns = (*Progress.get_default_columns(), TextColumn("{task.fields[tokens]:,} tokens"))
+    with working_folder(partial):
+        maker = PieceMaker(partial, json.dumps(tokenizer.spec()), seed, validation)
+        tokens, number = collections.Counter[str](), 0
+        paths = []
+        with Progress(*columns, console=Console(stderr=True), disable=not progress) as bar:
+            task = bar.add_task(f"tokenising {folder.name}", total=total, tokens=0)
+            for piece, (path, counts) in in_parallel(maker, gather(documents), workers):
+                paths.append(path)
+                tokens.update(counts)
+                number += sum(document.ends for document in piece.documents)
+                bar.update(task, completed=piece.documents[-1].read, tokens=tokens.total())
+        splits = ["train", "val"] if validation > 0 else ["train"]
+        for split in splits:
+            wanted = f"such that some of the {number} documents are in split {split!r}"
+            check(tokens[split] > 0, "validation", validation, wanted)
+        write_dataset(
+            folder,
+            tokenizer,
+            {split: maker.read_all(paths, split) for split in splits},
+            source={**source, "documents": number, "validation": validation, "seed": seed},
+            shard_tokens=shard_tokens,
+        )
+        shutil.rmtree(partial)
+
+
+def gather(documents: Iterable[Document]) -> Iterator[Piece]:
+    number, first_document, gathered, characters = 0, 0, list[Document](), 0
+    for document in documents:
+        gathered.append(document)
+        characters += len(document.text)
+        if characters >= PIECE_CHARACTERS:
+            yield Piece(number, first_document, gathered)
+            number, first_document = number + 1, first_document + sum(d.ends for d in gathered)
+            gathered, characters = [], 0
+    if gathered:
+        yield Piece(number, first_document, gathered)
+
+
+@functools.cache
+def process_tokenizer(spec: str) -> Tokenizer:
+    """One for each process, because it is slow to build and not worth sending with each piece."""
+    return load_tokenizer(json.loads(spec))
+
+
+@dataclasses.dataclass(frozen=True)
+class PieceMaker:
+    """Tokenises a piece into a file, unless a run before has done that."""
+
+    folder: Path
+    spec: str
+    seed: int
+    validation: float
+
+    def __call__(self, piece: Piece) -> tuple[Path, dict[str, int]]:
+        decides = (self.spec, self.seed, self.validation, piece.first_document)
+        content = hashlib.sha256(repr(decides).encode())
+        for document in piece.documents:
+            content.update(f"{len(document.text)} {document.ends} ".encode())
+            content.update(document.text.encode("utf-8", "surrogatepass"))
+        path = self.folder / f"{piece.number:08d}-{content.hexdigest()}"
+        try:
+            splits = self.read(path)
+        except (FileNotFoundError, DataError):
+            splits = self.tokenise(piece)
+            body = len(splits["train"]).to_bytes(8) + b"".join(t.tobytes() for t in splits.values())
+            path.with_suffix(".tmp").write_bytes(zlib.crc32(body).to_bytes(4) + body)
+            path.with_suffix(".tmp").rename(path)
+        return path, {split: len(tokens) for split, tokens in splits.items()}
+
+    def read(self, path: Path) -> dict[str, np.ndarray]:
+        content = path.read_bytes()
+        if zlib.crc32(content[4:]).to_bytes(4) != content[:4]:
+            raise DataError(f"{path}: wrong checksum; prepare the data again, it will be replaced")
+        train = int.from_bytes(content[4:12])
+        dtype = token_dtype(process_tokenizer(self.spec).vocab_size)
+        tokens = np.frombuffer(content, dtype, offset=12)
+        return {"train": tokens[:train], "val": tokens[train:]}
+
+    def read_all(self, paths: Iterable[Path], split: str) -> Iterator[np.ndarray]:
+        for path in paths:
+            yield self.read(path)[split]
+
+    def tokenise(self, piece: Piece) -> dict[str, np.ndarray]:
+        tokenizer = process_tokenizer(self.spec)
+        end = [tokenizer.end_of_text] if isinstance(tokenizer, GPT2Tokenizer) else []
+        splits = {"train": list[int](), "val": list[int]()}
+        number = piece.first_document
+        for document in piece.documents:
+            drawn = hashlib.blake2b(f"{self.seed} {number}".encode(), digest_size=8).digest()
+            is_validation = int.from_bytes(drawn) < self.validation * 2**64
+            tokens = splits["val" if is_validation else "train"]
+            try:
+                tokens += tokenizer.encode(document.text)
+            except ValueError as error:
+                raise DataError(f"{document.place}: {error}") from error
+            if document.ends:
+                tokens += end
+                number += 1
+        dtype = token_dtype(tokenizer.vocab_size)
+        return {split: np.array(tokens, dtype) for split, tokens in splits.items()}
+
+
+def in_parallel(
+    maker: PieceMaker, pieces: Iterable[Piece], workers: int
+) -> Iterator[tuple[Piece, tuple[Path, dict[str, int]]]]:
+    """Each piece with what ``maker`` makes of it, in order, with few pieces in memory."""
+    if workers == 1:
+        yield from ((piece, maker(piece)) for piece in pieces)
+        return
+    # "spawn", because a fork copies locks that threads of torch may hold at that moment.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, context, initializer=end_with_parent) as pool:
+        waiting = collections.deque[Any]()
+        try:
+            for piece in pieces:
+                waiting.append((piece, pool.submit(maker, piece)))
+                if len(waiting) > 2 * workers:
+                    oldest, future = waiting.popleft()
+                    yield oldest, future.result()
+            for piece, future in waiting:
+                yield piece, future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def end_with_parent() -> None:
+    """In a worker: leave Ctrl-C to the parent, and do not outlive it when it is killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def documents_of_all(
+    sources: Sequence[Path], readers: Sequence[Iterator[Document]]
+) -> Iterator[Document]:
+    read = 0
+    for path, documents in zip(sources, readers, strict=True):
+        is_empty = True
+        for document in documents:
+            is_empty = False
+            yield document._replace(read=read + document.read)
+        if is_empty:
+            raise DataError(f"{path}: there is no document in this file")
+        read += path.stat().st_size
+
+
+def open_source(path: Path, separator: str, field: str) -> Iterator[Document]:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: there is no such file")
+    if path.name.endswith((".txt", ".txt.xz")):
+        return text_documents(path, separator)
+    if path.suffix == ".jsonl":
+        return row_documents(jsonl_rows(path), field)
+    if path.suffix == ".parquet":
+        return row_documents(parquet_rows(path, field), field)
+    raise ValueError(f"{path}: must be a file .txt, .txt.xz, .jsonl or .parquet")
+
+
+def lines_of(path: Path) -> Iterator[tuple[int, bytes, int]]:
+    """(offset in the unpacked text, line, bytes of the file read so far)."""
+    offset = 0
+    is_packed = path.suffix == ".xz"
+    with path.open("rb") as packed, lzma.open(packed) if is_packed else packed as unpacked:
+        try:
+            for line in unpacked:
+                yield offset, line, packed.tell()
+                offset += len(line)
+        except (lzma.LZMAError, EOFError) as error:
+            raise DataError(f"{path}: byte {offset} of the unpacked text: {error}") from error
+
+
+def text_documents(path: Path, separator: str) -> Iterator[Document]:
+    lines, size, start, is_continued = list[bytes](), 0, 0, False
+
+    def text() -> str:
+        try:
+            return b"".join(lines).decode()
+        except UnicodeDecodeError as error:
+            problem = f"this is not UTF-8 ({error.reason})"
+            raise DataError(f"{path}: byte {start + error.start}: {problem}") from error
+
+    for offset, line, read in lines_of(path):
+        place = f"{path}: byte {start}"
+        if line.rstrip(b"\r\n") == separator.encode():
+            document = text().removesuffix("\n").removesuffix("\r")
+            if is_continued or is_text(document):
+                yield Document(document, place, read)
+            lines, size, start, is_continued = [], 0, offset + len(line), False
+            continue
+        lines.append(line)
+        size += len(line)
+        if size >= PIECE_CHARACTERS and not line.isspace():
+            # GPT-2 joins nothing across the beginning of white space: cut there, no token differs.
+            part = text().rstrip()
+            yield Document(part, place, read, ends=False)
+            white_space = b"".join(lines)[len(part.encode()) :]
+            lines, size, is_continued = [white_space], len(white_space), True
+            start = offset + len(line) - size
+    if is_continued or is_text(text()):
+        yield Document(text(), f"{path}: byte {start}", path.stat().st_size)
+
+
+def is_text(document: str) -> bool:
+    return document != "" and not document.isspace()
+
+
+def row_documents(rows: Iterable[tuple[str, Any, int]], field: str) -> Iterator[Document]:
+    """Documents of (place, row, read so far)."""
+    for place, row, read in rows:
+        if not isinstance(row, Mapping) or not isinstance(row.get(field), str):
+            found = ", ".join(row) if isinstance(row, Mapping) else type(row).__name__
+            raise DataError(f"{place}: there is no text in the field {field!r} (found: {found})")
+        if is_text(row[field]):
+            yield Document(row[field], place, read)
+
+
+def jsonl_rows(path: Path) -> Iterator[tuple[str, Any, int]]:
+    for number, (offset, line, read) in enumerate(lines_of(path), 1):
+        place = f"{path}: line {number}"
+        if line.isspace():
+            continue
+        try:
+            yield place, json.loads(line), read
+        except ValueError as error:
+            raise DataError(f"{place} (from byte {offset}): not JSON: {error}") from error
+
+
+def parquet_rows(path: Path, field: str) -> Iterator[tuple[str, Any, int]]:
+    parquet, size, number = optional_module("pyarrow.parquet"), path.stat().st_size, 0
+    try:
+        with parquet.ParquetFile(path) as file:
+            # Without the field, all columns are read: the error names what there is instead.
+            columns = [field] if field in file.schema_arrow.names else None
+            for batch in file.iter_batches(batch_size=256, columns=columns):
+                for row in batch.to_pylist():
+                    yield f"{path}: row {number}", row, size * number // file.metadata.num_rows
+                    number += 1
+    except (OSError, optional_module("pyarrow").ArrowException) as error:
+        raise DataError(f"{path}: row {number}: {error}") from error
+
+
+def optional_module(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ImportError(f"this needs {name}: pip install 'nrgpt[data]'") from error

@@ -1,0 +1,89 @@
+"""Losses of a model on a split: a quick estimate, and every token once."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from ..data.shards import TokenStream
+from ..model import LanguageModel
+
+
+@dataclass(frozen=True)
+class SplitLoss:
+    """Mean loss in nats over ``tokens`` tokens, each seen once, with at least ``least_context``
+    tokens before it (fewer at the start of the split)."""
+
+    loss: float
+    tokens: int
+    least_context: int
+
+
+@torch.no_grad()
+def estimated_loss(
+    model: LanguageModel, stream: TokenStream, *, batches: int, size: int, seed: int
+) -> float:
+    """Mean over random batches, as nanoGPT does it. The same batches for the same seed."""
+    device, was_training = model.tokens.device, model.training
+    model.eval()
+    total = torch.zeros((), device=device)
+    for i in range(batches):
+        x, y = stream.batch(seed=seed, step=i, size=size, context=model.cfg.context)
+        _, loss = model(x.to(device), y.to(device))
+        assert loss is not None
+        total += loss
+    model.train(was_training)
+    return (total / batches).item()
+
+
+@torch.no_grad()
+def split_loss(
+    model: LanguageModel,
+    stream: TokenStream,
+    *,
+    stride: int | None = None,
+    size: int = 32,
+    steps: int | None = None,
+) -> SplitLoss:
+    """Every token of the split but the first, once.
+
+    Windows of the model's context advance by ``stride`` tokens, and each counts its last
+    ``stride`` predictions, so that a token has at least context - stride tokens before it. A
+    stride of 1 gives every token its full context, at a price; the default is context / 4.
+    """
+    context = model.cfg.context
+    stride = stride if stride is not None else max(1, context // 4)
+    if not 1 <= stride <= context:
+        raise ValueError(f"stride = {stride}: must be in 1 .. context = {context}")
+    device, was_training = model.tokens.device, model.training
+    model.eval()
+    length = min(context, len(stream) - 1)
+    positions = torch.arange(length, device=device)
+    total, tokens = torch.zeros((), dtype=torch.float64, device=device), 0
+    for windows in batches_of_windows(len(stream), context, stride, size):
+        text = torch.stack(
+            [torch.from_numpy(stream.read(start, length + 1)) for start, _ in windows]
+        )
+        text = text.to(device)
+        logits, _ = model(text[:, :-1], steps=steps)
+        losses = F.cross_entropy(logits.float().mT, text[:, 1:], reduction="none")
+        counted = torch.tensor([count for _, count in windows], device=device)
+        total += losses.double()[positions >= length - counted[:, None]].sum()
+        tokens += sum(count for _, count in windows)
+    model.train(was_training)
+    return SplitLoss(total.item() / tokens, tokens, context - stride)
+
+
+def batches_of_windows(
+    tokens: int, context: int, stride: int, size: int
+) -> list[list[tuple[int, int]]]:
+    """(start, predictions that count) of every window. All windows have the same length."""
+    predictions = tokens - 1
+    first = min(context, predictions)
+    windows = [(0, first)]
+    done = first
+    while done < predictions:
+        counted = min(stride, predictions - done)
+        done += counted
+        windows.append((done - context, counted))
+    return [windows[i : i + size] for i in range(0, len(windows), size)]

@@ -1,0 +1,228 @@
+"""Checkpoints: safetensors and JSON in a folder, verified by checksum, written atomically.
+
+    RUN/checkpoints/step-00001000/
+      model.safetensors      weights, by the model's own names; loadable alone
+      optimiser.safetensors  <number of the optimiser>/<parameter>/<state>
+      state.json             step, losses, learning-rate factor, ...
+      manifest.json          sha256 and size of the three
+
+A checkpoint is written under another name, flushed to the disk, and renamed when whole: what has a
+final name is complete. Nothing valid is ever overwritten or removed before its successor stands.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim import Optimizer
+
+FILES = ("model.safetensors", "optimiser.safetensors", "state.json")
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that is not whole, or could not be written."""
+
+
+def save_checkpoint(
+    folder: Path,
+    step: int,
+    weights: Mapping[str, Tensor],
+    optimiser: Mapping[str, Tensor],
+    state: Mapping[str, Any],
+) -> Path:
+    """Write RUN/checkpoints/step-N; on any failure nothing of it remains.
+
+    A valid checkpoint of this step is left as it is: a run is deterministic, and where it was
+    sent back by a number that is not finite, it went back to its newest checkpoint.
+    """
+    final = folder / f"step-{step:08d}"
+    if final.exists() and is_valid(final):
+        return final
+    unfinished = folder / f".unfinished-{step:08d}-{os.getpid()}"
+    try:
+        unfinished.mkdir(parents=True)
+        save_file(dict(weights), unfinished / "model.safetensors")
+        save_file(dict(optimiser), unfinished / "optimiser.safetensors")
+        (unfinished / "state.json").write_text(json.dumps({"step": step, **state}, indent=1))
+        manifest = {name: fingerprint(unfinished / name) for name in FILES}
+        (unfinished / "manifest.json").write_text(json.dumps(manifest, indent=1))
+        for name in (*FILES, "manifest.json"):
+            flush(unfinished / name)
+        flush(unfinished)
+        if final.exists():  # damaged, or we would not be here
+            shutil.rmtree(final)
+        unfinished.rename(final)
+        flush(folder)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise CheckpointError(
+            f"could not write checkpoint {final}: {error}. Earlier checkpoints are untouched; "
+            "free some space and run the same command again"
+        ) from error
+    return final
+
+
+def load_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
+    """Weights, optimiser state and state of one checkpoint, after checking it whole."""
+    verify(folder)
+    state = json.loads((folder / "state.json").read_text())
+    return load_file(folder / FILES[0]), load_file(folder / FILES[1]), state
+
+
+def verify(folder: Path) -> None:
+    """Raise a CheckpointError that names the file unless all is as it was written."""
+    try:
+        manifest = json.loads((folder / "manifest.json").read_text())
+        entries = {name: (manifest[name]["bytes"], manifest[name]["sha256"]) for name in FILES}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{folder / 'manifest.json'}: unreadable ({error!r})") from error
+    for name, (size, sha256) in entries.items():
+        path = folder / name
+        if not path.is_file():
+            raise CheckpointError(f"{path}: missing")
+        if path.stat().st_size != size:
+            found = path.stat().st_size
+            raise CheckpointError(f"{path}: {found} bytes where {size} were written")
+        if fingerprint(path)["sha256"] != sha256:
+            raise CheckpointError(f"{path}: its contents have changed since it was written")
+
+
+def is_valid(folder: Path) -> bool:
+    try:
+        verify(folder)
+    except CheckpointError:
+        return False
+    return True
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints with a final name, newest first."""
+    return sorted(folder.glob("step-*"), reverse=True)
+
+
+def newest_valid(folder: Path) -> tuple[Path | None, list[str]]:
+    """The newest whole checkpoint, and what was wrong with the newer ones."""
+    faults = []
+    for path in checkpoints(folder):
+        try:
+            verify(path)
+        except CheckpointError as error:
+            faults.append(str(error))
+        else:
+            return path, faults
+    return None, faults
+
+
+def prune(folder: Path, keep: int, best: int | None) -> None:
+    """Remove all but the last ``keep`` and the best, and what a crash left unfinished."""
+    spared = {f"step-{best:08d}"} if best is not None else set()
+    for path in checkpoints(folder)[keep:]:
+        if path.name not in spared:
+            shutil.rmtree(path)
+    for path in folder.glob(".unfinished-*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def fingerprint(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        return {
+            "bytes": path.stat().st_size,
+            "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
+        }
+
+
+def flush(path: Path) -> None:
+    """Have the disk hold it, not only the operating system."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a small file by a whole new one, or leave it as it was."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    unfinished.write_text(text)
+    flush(unfinished)
+    unfinished.replace(path)
+
+
+def gathered(tensor: Tensor) -> Tensor:
+    """A sharded tensor whole (all processes must take part); any other as it is."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A contiguous copy on the CPU."""
+    return gathered(tensor).detach().cpu().contiguous().clone()
+
+
+def model_tensors(model: nn.Module) -> dict[str, Tensor]:
+    return {name: whole(value) for name, value in model.state_dict().items()}
+
+
+@torch.no_grad()
+def load_model_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    own = model.state_dict()
+    if own.keys() != tensors.keys():
+        differ = sorted(own.keys() ^ tensors.keys())
+        raise CheckpointError(f"the checkpoint is of another model: {', '.join(differ)}")
+    for name, value in own.items():
+        value.copy_(like(value, tensors[name]))
+
+
+def like(target: Tensor, source: Tensor) -> Tensor:
+    """``source`` as ``target`` is: on its device, and sharded if it is."""
+    if isinstance(target, DTensor):
+        local = source.to(target.device)
+        return distribute_tensor(local, target.device_mesh, target.placements)
+    return source
+
+
+def optimiser_tensors(model: nn.Module, optimisers: list[Optimizer]) -> dict[str, Tensor]:
+    return {
+        f"{number}/{name}/{key}": whole(value)
+        for number, name, _, state in optimiser_states(model, optimisers)
+        for key, value in state.items()
+    }
+
+
+def load_optimiser_tensors(
+    model: nn.Module, optimisers: list[Optimizer], tensors: Mapping[str, Tensor]
+) -> None:
+    saved: dict[tuple[str, str], dict[str, Tensor]] = {}
+    for path, value in tensors.items():
+        optimiser_number, name, key = path.split("/")
+        saved.setdefault((optimiser_number, name), {})[key] = value
+    names = {id(p): name for name, p in model.named_parameters()}
+    for number, optimiser in enumerate(optimisers):
+        parameters = [p for group in optimiser.param_groups for p in group["params"]]
+        state = {}
+        for index, parameter in enumerate(parameters):
+            entry = saved.get((str(number), names[id(parameter)]), {})
+            state[index] = {
+                key: like(parameter, value) if value.shape == parameter.shape else value
+                for key, value in entry.items()
+            }
+        groups = optimiser.state_dict()["param_groups"]
+        optimiser.load_state_dict({"state": state, "param_groups": groups})
+
+
+def optimiser_states(
+    model: nn.Module, optimisers: list[Optimizer]
+) -> Iterator[tuple[int, str, nn.Parameter, dict[str, Tensor]]]:
+    names = {id(p): name for name, p in model.named_parameters()}
+    for number, optimiser in enumerate(optimisers):
+        for group in optimiser.param_groups:
+            for parameter in group["params"]:
+                yield number, names[id(parameter)], parameter, optimiser.state[parameter]

@@ -1,0 +1,107 @@
+"""What decides a training run. Model, data and optimiser each have their own part."""
+
+import math
+from typing import Literal
+
+from ..config import ModelConfig, check, strict
+from ..data.listops import ListOpsConfig
+
+
+@strict
+class DataConfig:
+    """Which prepared dataset to train on; what can be made without asking is made if missing."""
+
+    task: Literal["listops", "shakespeare", "text"] = "shakespeare"
+    folder: str | None = None
+    """Where the prepared dataset is. None: a folder named after the task below NRGPT_DATA (or
+    ./data). For task = "text" it must exist: see `nrgpt data text --help`."""
+    listops: ListOpsConfig = ListOpsConfig()
+
+
+@strict
+class OptimiserConfig:
+    name: Literal["adamw", "muon"] = "adamw"
+    """muon: torch's Muon for the blocks' two-dimensional W matrices, AdamW for the rest."""
+    lr: float = 1e-3
+    muon_lr: float = 0.02
+    beta1: float = 0.9
+    beta2: float = 0.99
+    weight_decay: float = 0.1
+    """On matrices only: gains, offsets, biases and numbers are left alone."""
+    clip: float | None = 1.0
+    """Largest norm of the whole gradient; None does not clip."""
+    warmup: int = 100
+    """Iterations over which the learning rate rises from zero."""
+    decay: Literal["cosine", "exponential", "linear", "constant"] = "cosine"
+    final: float = 0.1
+    """The learning rate at the last iteration, as a share of its largest."""
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "muon_lr"):
+            value = getattr(self, name)
+            check(value > 0 and math.isfinite(value), name, value, "positive and finite")
+        for name in ("beta1", "beta2"):
+            value = getattr(self, name)
+            check(0 <= value < 1, name, value, "in [0, 1)")
+        check(self.weight_decay >= 0, "weight_decay", self.weight_decay, "at least 0")
+        check(self.clip is None or self.clip > 0, "clip", self.clip, "positive, or None")
+        check(self.warmup >= 0, "warmup", self.warmup, "at least 0")
+        check(0 < self.final <= 1, "final", self.final, "in (0, 1]")
+
+
+@strict
+class TrainConfig:
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    optimiser: OptimiserConfig = OptimiserConfig()
+
+    iterations: int = 5_000
+    batch: int = 64
+    """Sequences per update, over all processes."""
+    accumulation: int = 1
+    """Parts that each process computes its share of a batch in, to save memory."""
+    seed: int = 0
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """bf16 is autocast: weights and sums stay in fp32."""
+    compile: bool = False
+    checkpoint_steps: bool = False
+    """Recompute each inference step in the backward pass: memory no longer grows with steps."""
+    deterministic: bool = False
+    """Only deterministic kernels (slower on a GPU); a CPU run repeats itself without."""
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    """How several processes share the work; fsdp shards the weights too."""
+
+    log_every: int = 20
+    eval_every: int = 250
+    eval_batches: int = 20
+    """Random batches for the running estimates; the whole split is evaluated at the end."""
+    save_every: int = 250
+    keep: int = 2
+    """Checkpoints kept beside the best one."""
+    nan_retries: int = 3
+    """Times that a loss that is not finite may send the run back to its last checkpoint, each
+    with half the learning rate."""
+    tensorboard: bool = False
+    wandb: bool = False
+
+    def __post_init__(self) -> None:
+        counted = ("iterations", "batch", "accumulation", "log_every", "eval_every")
+        for name in (*counted, "eval_batches", "save_every", "keep"):
+            value = getattr(self, name)
+            check(value >= 1, name, value, "at least 1")
+        divides = self.batch % self.accumulation == 0
+        check(divides, "accumulation", self.accumulation, f"a divisor of batch = {self.batch}")
+        check(self.seed >= 0, "seed", self.seed, "at least 0")
+        check(self.nan_retries >= 0, "nan_retries", self.nan_retries, "at least 0")
+        too_long = self.optimiser.warmup >= self.iterations
+        check(not too_long, "optimiser.warmup", self.optimiser.warmup, "less than iterations")
+
+
+BOOKKEEPING = {
+    "iterations", "log_every", "eval_every", "eval_batches", "save_every", "keep", "nan_retries",
+    "tensorboard", "wandb", "device", "compile", "checkpoint_steps", "accumulation", "parallel",
+}  # fmt: skip
+"""Fields that may differ when a run goes on: none of them changes what is being learned.
+(iterations does stretch the schedule, which is why it is announced.)"""

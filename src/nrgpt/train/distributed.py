@@ -1,0 +1,97 @@
+"""Several processes: torchrun with DDP or FSDP2, gloo on CPUs, NCCL on GPUs.
+
+The model itself knows nothing of this. Every process computes its share of the same global batch;
+what one of them must act on (a signal, a number that is not finite), all act on.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from ..model import LanguageModel
+
+
+@dataclass(frozen=True)
+class World:
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is raised in any process."""
+        if self.size == 1:
+            return flag
+        raised = torch.tensor(float(flag), device=self.device)
+        dist.all_reduce(raised, dist.ReduceOp.MAX)
+        return bool(raised.item())
+
+    def mean(self, value: Tensor) -> Tensor:
+        if self.size == 1:
+            return value
+        total = value.detach().clone()
+        dist.all_reduce(total)
+        return total / self.size
+
+    def barrier(self) -> None:
+        if self.size > 1:
+            dist.barrier()
+
+
+@contextmanager
+def world(device: str) -> Iterator[World]:
+    """The processes that torchrun started, or this one alone."""
+    kind = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device = 'cuda': this machine has no usable GPU; use 'cpu' or 'auto'")
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1:
+        yield World(0, 1, torch.device(kind))
+        return
+    if kind == "cuda":
+        local = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(local)
+    else:
+        local = torch.device("cpu")
+    dist.init_process_group("nccl" if kind == "cuda" else "gloo")
+    try:
+        yield World(dist.get_rank(), size, local)
+    finally:
+        dist.destroy_process_group()
+
+
+def shard(model: LanguageModel) -> None:
+    """FSDP2, in place: every process keeps a share of the weights, gradients and optimiser state.
+
+    The whole model is one unit. Weights that all steps share are needed at every step, and each
+    block prepares its own before the first, so gathering them one by one would save nothing.
+    """
+    fully_shard(model)
+
+
+def replicate(model: nn.Module, where: World) -> nn.Module:
+    """DDP around a model, if there is anybody to share with."""
+    if where.size == 1:
+        return model
+    ids = [where.device.index] if where.device.type == "cuda" else None
+    return DistributedDataParallel(model, device_ids=ids)
+
+
+def synchronised(model: nn.Module, last: bool) -> Any:
+    """For gradient accumulation: exchange gradients only with the last part."""
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(last)
+    elif isinstance(model, DistributedDataParallel) and not last:
+        return model.no_sync()
+    return nullcontext()

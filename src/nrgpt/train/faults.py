@@ -1,0 +1,70 @@
+"""What can go wrong from outside: signals, a second process in the same folder."""
+
+import fcntl
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+EXIT_CODES = {
+    0: "finished",
+    1: "an error that nobody foresaw",
+    2: "a wrong argument, configuration or dataset",
+    3: "the loss stayed not finite after all retries",
+    4: "a checkpoint could not be written",
+    5: "another process is using the run folder",
+    75: "stopped by a signal after saving: run the same command again to go on",
+}
+
+
+class TrainingError(RuntimeError):
+    """A run that cannot go on; ``code`` is what the process exits with."""
+
+    def __init__(self, message: str, code: int):
+        super().__init__(message)
+        self.code = code
+
+
+class Interrupt:
+    """SIGTERM and SIGINT ask a run to finish its step, save and stop; a second SIGINT is final."""
+
+    def __init__(self) -> None:
+        self.received: str | None = None
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        self.received = signal.Signals(number).name
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    @contextmanager
+    def watching(self) -> Iterator["Interrupt"]:
+        signals = (signal.SIGTERM, signal.SIGINT)
+        before = {number: signal.signal(number, self.handle) for number in signals}
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+@contextmanager
+def only_process(run: Path) -> Iterator[None]:
+    """Hold RUN/lock as long as this process lives; the system frees it however that ends."""
+    run.mkdir(parents=True, exist_ok=True)
+    with (run / "lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read().strip() or "unknown"
+            raise TrainingError(
+                f"{run} is in use by process {holder}; wait for it, stop it, or choose another "
+                "folder with --run",
+                code=5,
+            ) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield

@@ -1,0 +1,287 @@
+"""The training loop.
+
+Everything random in iteration t is a function of (seed, t, rank): the batch, and the dropout, whose
+generator is seeded anew for every iteration. So a run that goes on from a checkpoint needs nothing
+but weights, optimiser state and the number of the iteration, and equals the uninterrupted run bit
+for bit.
+"""
+
+import dataclasses
+import json
+import time
+from contextlib import ExitStack, nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..evaluate.loss import estimated_loss
+from ..model import LanguageModel
+from . import checkpoint
+from .config import BOOKKEEPING, TrainConfig
+from .data import open_dataset, prepare_dataset
+from .distributed import World, replicate, shard, synchronised, world
+from .faults import Interrupt, TrainingError, only_process
+from .optim import make_optimisers, rate_at, set_rate
+from .report import Report, environment, plot_losses
+from .result import final_results, samples
+from .speed import flops_per_token, matrix_product_rate
+
+
+def train(cfg: TrainConfig, run: Path) -> dict[str, Any]:
+    """Train, or go on training, in the folder ``run``; returns the final results."""
+    with ExitStack() as stack:
+        where = stack.enter_context(world(cfg.device))
+        interrupt = stack.enter_context(Interrupt().watching())
+        if where.is_first:
+            stack.enter_context(only_process(run))
+            check_config(cfg, run)
+            prepare_dataset(cfg.data)
+        where.barrier()
+        if cfg.deterministic:
+            torch.use_deterministic_algorithms(True)
+            stack.callback(torch.use_deterministic_algorithms, False)
+        return Trainer(cfg, run, where, interrupt).fit()
+
+
+def check_config(cfg: TrainConfig, run: Path) -> None:
+    """Write RUN/config.json, or refuse to go on with a run of another configuration."""
+    path = run / "config.json"
+    fields = json.loads(json.dumps(dataclasses.asdict(cfg)))
+    if path.exists():
+        before = flatten(json.loads(path.read_text()))
+        changed = [
+            f"{name}: {before.get(name)!r} -> {value!r}"
+            for name, value in flatten(fields).items()
+            if name not in BOOKKEEPING and before.get(name) != value
+        ]
+        if changed:
+            raise ValueError(
+                f"{run} holds a run of another configuration ({'; '.join(changed)}); choose "
+                "another folder with --run, or remove this one"
+            )
+    checkpoint.write_atomically(path, json.dumps(fields, indent=1))
+    checkpoint.write_atomically(run / "environment.json", json.dumps(environment(), indent=1))
+
+
+def flatten(fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            flat |= flatten(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+class Trainer:
+    def __init__(self, cfg: TrainConfig, run: Path, where: World, interrupt: Interrupt):
+        self.cfg, self.run, self.where, self.interrupt = cfg, run, where, interrupt
+        self.dataset = open_dataset(cfg.data, cfg.model.vocab_size)
+        self.train_tokens = self.dataset.tokens("train")
+        self.val_tokens = self.dataset.tokens("val")
+        torch.manual_seed(cfg.seed)
+        self.model = LanguageModel(cfg.model).to(where.device)
+        self.model.checkpoint_steps = cfg.checkpoint_steps
+        is_sharded = cfg.parallel == "fsdp" and where.size > 1
+        if is_sharded:
+            shard(self.model)
+        self.optimisers = make_optimisers(self.model, cfg.optimiser, where.device)
+        self.step = 0
+        self.rate_factor = 1.0
+        self.rollbacks = 0
+        self.best: dict[str, float] = {}
+        self.resume()
+        compiled: nn.Module = self.model
+        if cfg.compile:
+            compiled = torch.compile(self.model)  # type: ignore[assignment]
+        self.parallel = compiled if is_sharded else replicate(compiled, where)
+        self.report = Report(run, cfg, self.step, quiet=not where.is_first)
+
+    # The life of a run -------------------------------------------------------------------------
+
+    def fit(self) -> dict[str, Any]:
+        cfg = self.cfg
+        try:
+            self.measure_speed()
+            if self.step == 0:
+                self.save()
+            since, tokens_since = time.perf_counter(), 0
+            while self.step < cfg.iterations:
+                loss = self.update()
+                tokens_since += cfg.batch * cfg.model.context
+                if self.step % cfg.log_every == 0:
+                    seconds = time.perf_counter() - since
+                    self.log(self.where.mean(loss).item(), tokens_since / seconds)
+                    since, tokens_since = time.perf_counter(), 0
+                if self.step % cfg.eval_every == 0 or self.step == cfg.iterations:
+                    self.evaluate()
+                    since, tokens_since = time.perf_counter(), 0
+                stop = self.where.any(self.interrupt.received is not None)
+                if stop or self.step % cfg.save_every == 0 or self.step == cfg.iterations:
+                    self.save()
+                if stop and self.step < cfg.iterations:
+                    name = self.interrupt.received or "a signal to another process"
+                    message = f"{name}: saved at step {self.step}; run the same command to go on"
+                    raise TrainingError(message, code=75)
+            return self.finish()
+        finally:
+            self.report.close()
+
+    def finish(self) -> dict[str, Any]:
+        """Measure what is measured once, and write RUN/result.json."""
+        self.report.say("evaluating the whole validation split")
+        result = {
+            "step": self.step,
+            "best_val_loss_estimate": self.best.get("val_loss"),
+            "best_step": self.best.get("step"),
+            "rollbacks": self.rollbacks,
+            **final_results(self.model, self.dataset, self.cfg),
+        }
+        continued = samples(self.model, self.dataset)
+        if self.where.is_first:
+            (self.run / "samples.txt").write_text(continued)
+            checkpoint.write_atomically(self.run / "result.json", json.dumps(result, indent=1))
+            plot_losses(self.run)
+        self.where.barrier()
+        return result
+
+    # One iteration -----------------------------------------------------------------------------
+
+    def update(self) -> Tensor:
+        """One update of the weights. Nothing is changed by a loss or gradient that is not finite:
+        the run goes back to its last checkpoint and tries again with half the learning rate."""
+        while True:
+            loss, norm = self.gradients()
+            is_finite = bool(torch.isfinite(loss + norm))
+            if not self.where.any(not is_finite):
+                break
+            self.roll_back(loss, norm)
+        set_rate(self.optimisers, self.rate_factor * self.rate())
+        for optimiser in self.optimisers:
+            optimiser.step()
+        self.step += 1
+        return loss
+
+    def gradients(self) -> tuple[Tensor, Tensor]:
+        """The mean loss of this process's share of the batch, and the norm of the gradient."""
+        cfg, where = self.cfg, self.where
+        seeds = np.random.SeedSequence([cfg.seed, self.step, where.rank])
+        torch.manual_seed(int(seeds.generate_state(1, np.uint64)[0]))
+        x, y = self.train_tokens.batch(
+            seed=cfg.seed,
+            step=self.step,
+            size=cfg.batch,
+            context=cfg.model.context,
+            rank=where.rank,
+            world=where.size,
+        )
+        self.model.train()
+        self.model.zero_grad(set_to_none=True)
+        total = torch.zeros((), device=where.device)
+        parts = list(zip(x.chunk(cfg.accumulation), y.chunk(cfg.accumulation), strict=True))
+        for i, (idx, targets) in enumerate(parts):
+            idx = idx.to(where.device, non_blocking=True)
+            targets = targets.to(where.device, non_blocking=True)
+            with synchronised(self.parallel, last=i == len(parts) - 1):
+                with self.autocast():
+                    _, loss = self.parallel(idx, targets)
+                (loss / len(parts)).backward()
+            total += loss.detach() / len(parts)
+        largest = self.cfg.optimiser.clip if self.cfg.optimiser.clip is not None else float("inf")
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), largest)
+        return total, checkpoint.gathered(norm)
+
+    def rate(self) -> float:
+        return rate_at(self.step, self.cfg.iterations, self.cfg.optimiser)
+
+    def autocast(self) -> Any:
+        if self.cfg.precision == "fp32":
+            return nullcontext()
+        return torch.autocast(self.where.device.type, dtype=torch.bfloat16)
+
+    # Measuring ---------------------------------------------------------------------------------
+
+    def measure_speed(self) -> None:
+        self.flops = flops_per_token(self.cfg.model)
+        self.peak = matrix_product_rate(self.where.device, self.cfg.precision)
+
+    def log(self, loss: float, tokens_per_second: float) -> None:
+        per_process = tokens_per_second / self.where.size
+        self.report.log(
+            self.step,
+            loss=loss,
+            lr=self.rate_factor * self.rate() * self.cfg.optimiser.lr,
+            tokens_per_second=tokens_per_second,
+            mfu=per_process * self.flops / self.peak,
+        )
+
+    def evaluate(self) -> None:
+        """Running estimates on fixed random batches; remembers the best."""
+        cfg = self.cfg
+        losses = {}
+        with self.autocast():
+            for name, stream in (("train", self.train_tokens), ("val", self.val_tokens)):
+                losses[f"{name}_loss"] = estimated_loss(
+                    self.model, stream, batches=cfg.eval_batches, size=cfg.batch, seed=cfg.seed + 1
+                )
+        self.report.log(self.step, **losses)
+        if losses["val_loss"] < self.best.get("val_loss", float("inf")):
+            self.best = {"step": self.step, "val_loss": losses["val_loss"]}
+            self.save()
+
+    # Checkpoints -------------------------------------------------------------------------------
+
+    @property
+    def folder(self) -> Path:
+        return self.run / "checkpoints"
+
+    def save(self) -> None:
+        weights = checkpoint.model_tensors(self.model)
+        optimiser = checkpoint.optimiser_tensors(self.model, self.optimisers)
+        state = {"rate_factor": self.rate_factor, "rollbacks": self.rollbacks, "best": self.best}
+        if self.where.is_first:
+            checkpoint.save_checkpoint(self.folder, self.step, weights, optimiser, state)
+            best = self.best.get("step")
+            checkpoint.prune(self.folder, self.cfg.keep, None if best is None else int(best))
+        self.where.barrier()
+
+    def resume(self) -> None:
+        path, faults = checkpoint.newest_valid(self.folder)
+        for fault in faults:
+            if self.where.is_first:
+                print(f"damaged checkpoint passed over: {fault}")
+        if path is None:
+            return
+        self.load(path)
+        if self.where.is_first:
+            print(f"going on from {path} (step {self.step})")
+
+    def load(self, path: Path) -> None:
+        weights, optimiser, state = checkpoint.load_checkpoint(path)
+        checkpoint.load_model_tensors(self.model, weights)
+        checkpoint.load_optimiser_tensors(self.model, self.optimisers, optimiser)
+        self.step = state["step"]
+        self.rate_factor = state["rate_factor"]
+        self.rollbacks = state["rollbacks"]
+        self.best = state["best"]
+
+    def roll_back(self, loss: Tensor, norm: Tensor) -> None:
+        what = f"step {self.step}: loss {loss.item():g}, gradient norm {norm.item():g}"
+        rollbacks, factor = self.rollbacks + 1, self.rate_factor / 2
+        if rollbacks > self.cfg.nan_retries:
+            raise TrainingError(
+                f"{what}: not finite, after {self.rollbacks} retries with smaller learning rates. "
+                "The last good checkpoint is kept. Try a smaller optimiser.lr, a longer warm-up, "
+                "or precision = fp32",
+                code=3,
+            )
+        path, _ = checkpoint.newest_valid(self.folder)
+        if path is None:
+            raise TrainingError(f"{what}: not finite, and there is no checkpoint to go back to", 3)
+        self.load(path)
+        self.rollbacks, self.rate_factor = rollbacks, factor
+        self.report.drop_after(self.step)
+        self.report.say(f"{what}: not finite; back to step {self.step}, learning rate x {factor:g}")

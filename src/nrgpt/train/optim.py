@@ -1,0 +1,71 @@
+"""Optimisers and the learning-rate schedule."""
+
+import math
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from .config import OptimiserConfig
+
+
+def make_optimisers(
+    model: nn.Module, cfg: OptimiserConfig, device: torch.device
+) -> list[Optimizer]:
+    """AdamW, and Muon before it if asked. Each group remembers its largest rate as ``peak``."""
+    learned = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    optimisers: list[Optimizer] = []
+    by_muon: set[str] = set()
+    if cfg.name == "muon":
+        by_muon = {name for name, p in learned.items() if is_weight_matrix(name, p)}
+        matrices = [learned[name] for name in sorted(by_muon)]
+        groups = [{"params": matrices, "peak": cfg.muon_lr}]
+        optimisers.append(torch.optim.Muon(groups, lr=cfg.muon_lr, weight_decay=cfg.weight_decay))
+    rest = {name: p for name, p in learned.items() if name not in by_muon}
+    decayed = [p for p in rest.values() if p.dim() >= 2]
+    plain = [p for p in rest.values() if p.dim() < 2]
+    groups = [
+        {"params": decayed, "weight_decay": cfg.weight_decay, "peak": cfg.lr},
+        {"params": plain, "weight_decay": 0.0, "peak": cfg.lr},
+    ]
+    optimisers.append(
+        torch.optim.AdamW(
+            [group for group in groups if group["params"]],
+            lr=cfg.lr,
+            betas=(cfg.beta1, cfg.beta2),
+            fused=device.type == "cuda",
+        )
+    )
+    return optimisers
+
+
+def is_weight_matrix(name: str, parameter: nn.Parameter) -> bool:
+    """A block's W: Muon is for matrices that map states to states, not for tables or rates."""
+    return (
+        name.startswith("blocks.")
+        and parameter.dim() == 2
+        and name.rpartition(".")[2].startswith("W")
+        and ".rate." not in name
+    )
+
+
+def rate_at(step: int, iterations: int, cfg: OptimiserConfig) -> float:
+    """The learning rate at an iteration, as a share of its largest."""
+    if step < cfg.warmup:
+        return (step + 1) / cfg.warmup
+    progress = min(1.0, (step - cfg.warmup) / max(1, iterations - 1 - cfg.warmup))
+    match cfg.decay:
+        case "cosine":
+            return cfg.final + (1 - cfg.final) * 0.5 * (1 + math.cos(math.pi * progress))
+        case "exponential":
+            return cfg.final**progress
+        case "linear":
+            return 1 + (cfg.final - 1) * progress
+        case "constant":
+            return 1.0
+
+
+def set_rate(optimisers: list[Optimizer], share: float) -> None:
+    for optimiser in optimisers:
+        for group in optimiser.param_groups:
+            group["lr"] = share * group["peak"]

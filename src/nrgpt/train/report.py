@@ -1,0 +1,148 @@
+"""What a run says of itself: a progress bar, metrics.jsonl, curves, and what else is asked for."""
+
+import json
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from .checkpoint import write_atomically
+from .config import TrainConfig
+
+console = Console(stderr=True)
+
+
+class Report:
+    """metrics.jsonl always; the screen; TensorBoard and Weights & Biases where asked for."""
+
+    def __init__(self, run: Path, cfg: TrainConfig, step: int, quiet: bool):
+        self.metrics = run / "metrics.jsonl"
+        self.run = run
+        self.quiet = quiet
+        self.drop_after(step)
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[status]}"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=quiet or not console.is_terminal,
+        )
+        self.task = self.progress.add_task("training", total=cfg.iterations, status="")
+        self.progress.update(self.task, completed=step)
+        self.progress.start()
+        self.tensorboard = open_tensorboard(run) if cfg.tensorboard and not quiet else None
+        self.wandb = open_wandb(run, cfg) if cfg.wandb and not quiet else None
+
+    def drop_after(self, step: int) -> None:
+        """Forget lines past the checkpoint that the run goes on from: they will come again."""
+        if self.metrics.exists() and not self.quiet:
+            entries = read_metrics(self.run)
+            kept = [json.dumps(e) for e in entries if e["step"] <= step]
+            write_atomically(self.metrics, "".join(line + "\n" for line in kept))
+
+    def log(self, step: int, **values: float) -> None:
+        if self.quiet:
+            return
+        with self.metrics.open("a") as file:
+            file.write(json.dumps({"step": step, **values}) + "\n")
+        status = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
+        self.progress.update(self.task, completed=step, status=status)
+        if not console.is_terminal:
+            console.print(f"step {step:6d}  {status}", highlight=False)
+        if self.tensorboard is not None:
+            for name, value in values.items():
+                self.tensorboard.add_scalar(name, value, step)
+        if self.wandb is not None:
+            self.wandb.log(values, step=step)
+
+    def say(self, text: str) -> None:
+        if not self.quiet:
+            console.print(text, highlight=False)
+
+    def close(self) -> None:
+        self.progress.stop()
+        if self.tensorboard is not None:
+            self.tensorboard.close()
+        if self.wandb is not None:
+            self.wandb.finish()
+
+
+def open_tensorboard(run: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise ValueError("tensorboard = True: pip install 'nrgpt[tensorboard]'") from None
+    return SummaryWriter(run / "tensorboard")
+
+
+def open_wandb(run: Path, cfg: TrainConfig) -> Any:
+    try:
+        import wandb
+    except ImportError:
+        raise ValueError("wandb = True: pip install 'nrgpt[wandb]'") from None
+    import dataclasses
+
+    return wandb.init(project="nrgpt", name=run.name, dir=run, config=dataclasses.asdict(cfg))
+
+
+def read_metrics(run: Path) -> list[dict[str, Any]]:
+    """The entries of metrics.jsonl; a last line that a crash cut short is left out."""
+    entries = []
+    for line in (run / "metrics.jsonl").read_text().splitlines():
+        try:
+            entries.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return entries
+
+
+def environment() -> dict[str, Any]:
+    """Where a result came from."""
+    package = Path(__file__).parent
+    git = ["git", "-C", str(package), "describe", "--always", "--dirty", "--abbrev=40"]
+    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    return {
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "commit": commit or None,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "machine": platform.machine(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def plot_losses(run: Path) -> Path | None:
+    """RUN/losses.png, if matplotlib is there."""
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        import matplotlib.pyplot as plt
+    except ImportError:
+        return None
+    figure, axis = plt.subplots(figsize=(7, 4), constrained_layout=True)
+    styles: dict[str, dict[str, Any]] = {
+        "loss": {"alpha": 0.4},
+        "train_loss": {"marker": "."},
+        "val_loss": {"marker": "."},
+    }
+    entries = read_metrics(run)
+    for name, style in styles.items():
+        points = [(e["step"], e[name]) for e in entries if name in e]
+        if points:
+            axis.plot(*zip(*points, strict=True), label=name.replace("_", " "), **style)
+    axis.set(xlabel="iteration", ylabel="loss (nats)", title=run.name)
+    axis.grid(alpha=0.3)
+    axis.legend()
+    path = run / "losses.png"
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+    return path

@@ -1,0 +1,49 @@
+"""What is measured once, when a run has finished."""
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from ..data.listops import read_tests
+from ..data.shards import Dataset
+from ..evaluate.listops import listops_accuracy
+from ..evaluate.loss import split_loss
+from ..generate import generate
+from ..model import LanguageModel
+from .config import TrainConfig
+
+
+def final_results(model: LanguageModel, dataset: Dataset, cfg: TrainConfig) -> dict[str, Any]:
+    """The loss on every token of the validation split, counts and, for ListOps, the accuracy."""
+    whole = split_loss(model, dataset.tokens("val"))
+    results: dict[str, Any] = {
+        "val_loss_full": whole.loss,
+        "val_loss_full_tokens": whole.tokens,
+        "val_loss_full_least_context": whole.least_context,
+        "parameters": dataclasses.asdict(model.parameter_counts()),
+    }
+    if cfg.data.task == "listops":
+        tests = read_tests(dataset.folder)
+        results["listops"] = listops_accuracy(model, tests, dataset.tokenizer).as_dict()
+    return results
+
+
+def samples(model: LanguageModel, dataset: Dataset, *, number: int = 3, seed: int = 0) -> str:
+    """Continuations of the starts of some validation windows, at temperature 0.8."""
+    context = model.cfg.context
+    stream = dataset.tokens("val")
+    starts, _ = stream.batch(seed=seed, step=0, size=number, context=max(1, context // 4))
+    new = generate(
+        model,
+        starts.tolist(),
+        max_new_tokens=context // 2,
+        temperature=0.8,
+        generator=torch.Generator(model.tokens.device).manual_seed(seed),
+    )
+    tokenizer = dataset.tokenizer
+    texts = [
+        f"{tokenizer.decode(start)} ⟶ {tokenizer.decode(continuation)}"
+        for start, continuation in zip(starts.tolist(), new, strict=True)
+    ]
+    return "\n\n--------\n\n".join(texts) + "\n"

@@ -1,0 +1,40 @@
+"""How much arithmetic a token costs, and how fast this machine multiplies."""
+
+import time
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from ..config import ModelConfig
+from ..model import LanguageModel
+
+
+def flops_per_token(cfg: ModelConfig) -> float:
+    """Matrix-product FLOPs of training on one token, by PyTorch's counter, attention counted as
+    if it had no mask. Computes nothing: the model counted is made of shapes alone."""
+    with torch.device("meta"):
+        model = LanguageModel(cfg)
+        idx = torch.zeros(1, cfg.context, dtype=torch.long)
+        with FlopCounterMode(display=False) as counter:
+            _, loss = model(idx, idx)
+            assert loss is not None
+            loss.backward()
+    return counter.get_total_flops() / cfg.context
+
+
+def matrix_product_rate(device: torch.device, precision: str) -> float:
+    """FLOP/s of a large product: what model-FLOP utilisation is measured against."""
+    is_cuda = device.type == "cuda"
+    size = 8192 if is_cuda else 1024
+    dtype = torch.bfloat16 if precision == "bf16" and is_cuda else torch.float32
+    a = torch.randn(size, size, device=device, dtype=dtype)
+    seconds = []
+    for _ in range(5):
+        if is_cuda:
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        a @ a
+        if is_cuda:
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+    return 2 * size**3 / sorted(seconds)[len(seconds) // 2]

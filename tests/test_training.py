@@ -1,0 +1,306 @@
+"""Training as a user meets it: real processes, real signals, real faults."""
+
+import dataclasses
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from nrgpt.overrides import override
+from nrgpt.presets import PRESETS
+from nrgpt.train import loop
+from nrgpt.train.checkpoint import checkpoints, newest_valid
+from nrgpt.train.config import OptimiserConfig, TrainConfig
+from nrgpt.train.faults import TrainingError
+from nrgpt.train.optim import make_optimisers, rate_at
+
+
+@pytest.fixture(autouse=True)
+def folders(tmp_path, monkeypatch, tmp_path_factory):
+    """Work in a folder of our own, with one dataset for all tests."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NRGPT_DATA", str(tmp_path_factory.getbasetemp() / "data"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def debug(*overrides: str) -> TrainConfig:
+    return override(PRESETS["debug"](), overrides)
+
+
+def final_weights(run):
+    newest, _ = newest_valid(run / "checkpoints")
+    assert newest is not None
+    return load_file(newest / "model.safetensors")
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "nrgpt", *arguments]
+
+
+def run_cli(*arguments: str, code: int = 0) -> subprocess.CompletedProcess:
+    done = subprocess.run(
+        command(*arguments), capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def same(a, b) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+
+
+def wait_for_step(run, step, process):
+    for _ in range(600):
+        path = run / "metrics.jsonl"
+        if path.exists() and f'"step": {step}' in path.read_text():
+            return
+        assert process.poll() is None, "ended before it was stopped"
+        time.sleep(0.05)
+    raise AssertionError(f"step {step} never came")
+
+
+FAMILIES = [
+    ("model.block=nrgpt", "optimiser.name=adamw"),
+    ("model.block=nrgpt", "optimiser.name=muon"),
+    ("model.block=nrgpt", "model.rate=psd_skew_per_step", "model.feedforward=memory"),
+    ("model.block=gpt", "optimiser.name=muon"),
+    ("model.block=rgpt",),
+    ("model.block=rgpt_parallel",),
+    ("accumulation=4", "checkpoint_steps=true"),
+    ("precision=bf16",),
+]
+
+
+@pytest.mark.parametrize("overrides", FAMILIES, ids=lambda o: "-".join(x.split("=")[1] for x in o))
+def test_a_run_split_anywhere_equals_the_uninterrupted_one(tmp_path, overrides, monkeypatch):
+    """Bit for bit, dropout included; and its metrics are the same too."""
+    cfg = debug(*overrides, "iterations=12", "save_every=100", "eval_every=6", "log_every=1")
+    assert cfg.model.dropout > 0
+    loop.train(cfg, tmp_path / "whole")
+    stop_at(monkeypatch, 5)
+    with pytest.raises(TrainingError, match="saved at step 5"):
+        loop.train(cfg, tmp_path / "split")
+    monkeypatch.undo()
+    loop.train(cfg, tmp_path / "split")
+    assert same(final_weights(tmp_path / "whole"), final_weights(tmp_path / "split"))
+    assert losses(tmp_path / "whole") == losses(tmp_path / "split")
+
+
+def stop_at(monkeypatch, step):
+    """As if SIGTERM had arrived during this iteration."""
+    original = loop.Trainer.update
+
+    def update(self):
+        loss = original(self)
+        if self.step == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return loss
+
+    monkeypatch.setattr(loop.Trainer, "update", update)
+
+
+def losses(run):
+    """Everything in metrics.jsonl but how fast it was."""
+    timed = ("tokens_per_second", "mfu")
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k not in timed} for line in lines]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_the_same_command_goes_on(tmp_path, number):
+    arguments = ("train", "debug", "iterations=300", "save_every=1000", "--run", "run")
+    with subprocess.Popen(command(*arguments), stderr=subprocess.PIPE, text=True) as process:
+        wait_for_step(tmp_path / "run", 40, process)
+        process.send_signal(number)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 75
+    assert f"{number.name}: saved at step" in said
+    done = run_cli(*arguments)
+    assert "going on from" in done.stdout
+    run_cli(*arguments[:-1], "other")
+    assert same(final_weights(tmp_path / "run"), final_weights(tmp_path / "other"))
+
+
+def test_a_second_sigint_stops_at_once(tmp_path):
+    """The first one is handled while an iteration that never ends is under way."""
+    code = (
+        "import time, sys; from nrgpt.train import loop; from nrgpt.cli import main\n"
+        "loop.Trainer.update = lambda self: print('slow', flush=True) or time.sleep(60)\n"
+        "sys.argv = ['nrgpt', 'train', 'debug', '--run', 'run']; main()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        while "slow" not in process.stdout.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=10) == 130
+
+
+def test_kill_9_costs_no_more_than_the_work_since_the_last_checkpoint(tmp_path):
+    """Killed at random moments, some of them while saving, it still ends where it should."""
+    arguments = ("train", "debug", "iterations=60", "save_every=1", "keep=3", "eval_every=30")
+    run_cli(*arguments, "--run", "whole")
+    kills = 0
+    for delay in (0.0, 0.11, 0.23, 0.31, 0.02):
+        with subprocess.Popen(
+            command(*arguments, "--run", "run"),
+            stderr=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+        ) as process:
+            before = len(checkpoints(tmp_path / "run" / "checkpoints"))
+            while process.poll() is None and not before:
+                before = len(checkpoints(tmp_path / "run" / "checkpoints"))
+                time.sleep(0.01)
+            time.sleep(delay + (1.5 if kills else 0))
+            process.kill()
+        kills += process.returncode == -signal.SIGKILL
+    assert kills >= 2
+    assert newest_valid(tmp_path / "run" / "checkpoints")[0] is not None
+    run_cli(*arguments, "--run", "run")
+    assert same(final_weights(tmp_path / "whole"), final_weights(tmp_path / "run"))
+    assert not list((tmp_path / "run" / "checkpoints").glob(".unfinished*"))
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(tmp_path):
+    arguments = ("train", "debug", "--run", "run")
+    run_cli(*arguments)
+    expected = final_weights(tmp_path / "run")
+    newest = checkpoints(tmp_path / "run" / "checkpoints")[0] / "model.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-7])
+    done = run_cli(*arguments)
+    assert "damaged checkpoint passed over" in done.stdout
+    assert "step-00000060/model.safetensors" in done.stdout.replace("\n", "")
+    assert "(step 40)" in done.stdout
+    assert same(final_weights(tmp_path / "run"), expected)
+
+
+def test_a_full_disk_stops_the_run_and_loses_nothing(tmp_path):
+    """Under a limit on file sizes that the second checkpoint does not fit into."""
+    run_cli("train", "debug", "iterations=20", "--run", "run")
+    limited = ["bash", "-c", 'ulimit -f 8; exec "$@"', "bash"]
+    arguments = command("train", "debug", "iterations=60", "--run", "run")
+    done = subprocess.run([*limited, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 4, done.stderr
+    assert "could not write" in done.stderr
+    newest, faults = newest_valid(tmp_path / "run" / "checkpoints")
+    assert newest is not None
+    assert newest.name == "step-00000020"
+    assert not faults
+    run_cli("train", "debug", "iterations=60", "--run", "run")
+
+
+def test_two_processes_in_one_folder(tmp_path):
+    arguments = ("train", "debug", "iterations=100000", "--run", "run")
+    with subprocess.Popen(command(*arguments), stderr=subprocess.DEVNULL) as process:
+        wait_for_step(tmp_path / "run", 20, process)
+        done = run_cli(*arguments, code=5)
+        process.terminate()
+        process.wait(timeout=60)
+    assert f"in use by process {process.pid}" in done.stderr
+
+
+def test_not_finite_goes_back_with_a_smaller_rate(tmp_path, monkeypatch):
+    cfg = debug("save_every=10")
+    original = loop.Trainer.gradients
+    calls = []
+
+    def gradients(self):
+        loss, norm = original(self)
+        calls.append((self.step, self.rate_factor))
+        bad = self.step == 25 and self.rate_factor > 0.3
+        return (loss * float("nan") if bad else loss), norm
+
+    monkeypatch.setattr(loop.Trainer, "gradients", gradients)
+    result = loop.train(cfg, tmp_path / "run")
+    assert result["rollbacks"] == 2
+    assert result["step"] == 60
+    assert calls.count((25, 1.0)) == calls.count((25, 0.5)) == calls.count((25, 0.25)) == 1
+    assert (20, 0.5) in calls
+    assert (20, 0.25) in calls
+    steps = [entry["step"] for entry in losses(tmp_path / "run")]
+    assert steps == sorted(steps)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_not_finite_forever_stops_with_an_explanation(tmp_path, monkeypatch, bad):
+    original = loop.Trainer.gradients
+
+    def gradients(self):
+        loss, norm = original(self)
+        return loss, norm * (bad if self.step >= 25 else 1)
+
+    monkeypatch.setattr(loop.Trainer, "gradients", gradients)
+    with pytest.raises(TrainingError, match="not finite, after 3 retries") as stopped:
+        loop.train(debug(), tmp_path / "run")
+    assert stopped.value.code == 3
+    assert all(torch.isfinite(w).all() for w in final_weights(tmp_path / "run").values())
+
+
+def test_another_configuration_is_refused_and_bookkeeping_is_not(tmp_path):
+    loop.train(debug("iterations=10"), tmp_path / "run")
+    with pytest.raises(ValueError, match=r"optimiser\.lr: 0\.003 -> 0\.1"):
+        loop.train(debug("optimiser.lr=0.1"), tmp_path / "run")
+    assert loop.train(debug("iterations=15", "log_every=5"), tmp_path / "run")["step"] == 15
+
+
+def test_the_run_folder_holds_what_it_should(tmp_path):
+    result = loop.train(debug("tensorboard=true"), tmp_path / "run")
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert names >= {"config.json", "environment.json", "metrics.jsonl", "result.json"}
+    assert names >= {"losses.png", "checkpoints", "tensorboard", "samples.txt"}
+    assert json.loads((tmp_path / "run" / "result.json").read_text()) == result
+    assert result["val_loss_full"] < 3
+    assert 0 <= result["listops"]["accuracy"] <= 1
+    with pytest.raises(ValueError, match=r"nrgpt\[wandb\]"):
+        loop.train(debug("wandb=true"), tmp_path / "other")
+
+
+def test_training_learns():
+    """A few hundred iterations bring the loss down by far more than noise."""
+    from pathlib import Path
+
+    cfg = debug("iterations=300", "optimiser.name=muon", "eval_every=300", "model.dropout=0")
+    loop.train(cfg, Path("run"))
+    first, *_, last = [e["loss"] for e in losses(Path("run")) if "loss" in e]
+    assert first - last > 0.8
+
+
+@pytest.mark.parametrize("decay", ["cosine", "exponential", "linear", "constant"])
+def test_schedule(decay):
+    cfg = OptimiserConfig(warmup=10, decay=decay, final=0.04)
+    rates = [rate_at(step, 100, cfg) for step in range(100)]
+    assert rates[0] == 0.1
+    assert rates[9] == rates[10] == 1.0
+    assert rates[-1] == pytest.approx(1.0 if decay == "constant" else 0.04)
+    assert all(a >= b for a, b in itertools.pairwise(rates[10:]))
+    middle = {"cosine": 0.52, "exponential": 0.2, "linear": 0.52, "constant": 1.0}[decay]
+    assert (rates[54] + rates[55]) / 2 == pytest.approx(middle, rel=1e-3)
+
+
+def test_optimisers_take_every_parameter_once_and_decay_matrices_only():
+    from nrgpt import LanguageModel
+
+    for name in ("adamw", "muon"):
+        model = LanguageModel(dataclasses.replace(debug().model, learn_gamma=False))
+        optimisers = make_optimisers(model, OptimiserConfig(name=name), torch.device("cpu"))
+        groups = [group for optimiser in optimisers for group in optimiser.param_groups]
+        taken = [p for group in groups for p in group["params"]]
+        assert len(taken) == len(set(map(id, taken)))
+        assert set(map(id, taken)) == {id(p) for p in model.parameters() if p.requires_grad}
+        for group in groups:
+            assert all((p.dim() >= 2) == (group["weight_decay"] > 0) for p in group["params"])
+    muon = {id(p) for group in optimisers[0].param_groups for p in group["params"]}
+    names = {n.rpartition(".")[2] for n, p in model.named_parameters() if id(p) in muon}
+    assert names == {"W_Q", "W_K", "W_1", "W_2"}
