@@ -363,7 +363,7 @@ def test_shakespeare_is_downloaded_and_checked(monkeypatch, tmp_path):
     monkeypatch.delenv("NRGPT_SHAKESPEARE", raising=False)
     monkeypatch.setenv("no_proxy", "*")
     with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever).start()
+        threading.Thread(target=server.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{server.server_port}"
         monkeypatch.setattr(shakespeare, "URL", f"{address}/whole")
         with pytest.raises(DataError, match="whole: its sha256 is"):

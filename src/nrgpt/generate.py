@@ -1,9 +1,10 @@
 """Continue texts: prompts of unequal length, greedy or sampled."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .model import LanguageModel
 
@@ -26,6 +27,10 @@ def generate(
     """
     if not prompts or any(len(prompt) == 0 for prompt in prompts):
         raise ValueError("every prompt must hold at least one token")
+    if max_new_tokens < 0:
+        raise ValueError(f"max_new_tokens = {max_new_tokens}: must be at least 0")
+    if not 0 <= temperature < float("inf"):
+        raise ValueError(f"temperature = {temperature}: must be at least 0 (greedy) and finite")
     device = model.tokens.device
     lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
     rows = len(prompts)
@@ -34,21 +39,30 @@ def generate(
         row[: len(prompt)] = torch.tensor(prompt, device=device)
     starts = lengths.clone()
     running = torch.arange(rows, device=device)  # the rows that have not stopped
-    was_training = model.training
-    model.eval()
-    for _ in range(max_new_tokens):
-        last = next_logits(model, text[running], lengths[running], steps)
-        token = choose(last, temperature, generator)
-        text[running, lengths[running]] = token
-        lengths[running] += 1
-        if stop is not None:
-            running = running[token != stop]
-            if len(running) == 0:
-                break
-    model.train(was_training)
+    with evaluating(model):
+        for _ in range(max_new_tokens):
+            last = next_logits(model, text[running], lengths[running], steps)
+            token = choose(last, temperature, generator)
+            text[running, lengths[running]] = token
+            lengths[running] += 1
+            if stop is not None:
+                running = running[token != stop]
+                if len(running) == 0:
+                    break
     spans = zip(text.tolist(), starts.tolist(), lengths.tolist(), strict=True)
     new = [row[start:end] for row, start, end in spans]
     return [tokens[:-1] if stop is not None and tokens[-1:] == [stop] else tokens for tokens in new]
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Without dropout, and back to how it was however that ends."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
 
 
 def next_logits(model: LanguageModel, text: Tensor, lengths: Tensor, steps: int | None) -> Tensor:

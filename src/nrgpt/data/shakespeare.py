@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .shards import DataError, refuse_existing, write_dataset
+from .shards import DataError, write_dataset
 from .tokenizer import SymbolTokenizer
 
 SHAKESPEARE = "NRGPT_SHAKESPEARE"
@@ -25,7 +25,6 @@ def prepare_shakespeare(folder: Path, *, source: Path | None = None) -> None:
     The file is ``source``, which may be any text, or the one that NRGPT_SHAKESPEARE names, or a
     download; these two must be the file that everybody uses.
     """
-    refuse_existing(folder)
     content = find_shakespeare() if source is None else source.read_bytes()
     try:
         text = content.decode()

@@ -123,7 +123,7 @@ def prepare_documents(
     partial = folder.with_name(folder.name + ".partial")
     columns = (*Progress.get_default_columns(), TextColumn("{task.fields[tokens]:,} tokens"))
     with working_folder(partial):
-        maker = PieceMaker(partial, json.dumps(tokenizer.spec()), seed, validation)
+        maker = PieceMaker(partial, tokenizer, seed, validation)
         tokens, number = collections.Counter[str](), 0
         paths = []
         with Progress(*columns, console=Console(stderr=True), disable=not progress) as bar:
@@ -160,24 +160,22 @@ def gather(documents: Iterable[Document]) -> Iterator[Piece]:
         yield Piece(number, first_document, gathered)
 
 
-@functools.cache
-def process_tokenizer(spec: str) -> Tokenizer:
-    """One for each process, because it is slow to build and not worth sending with each piece."""
-    return load_tokenizer(json.loads(spec))
-
-
 @dataclasses.dataclass(frozen=True)
 class PieceMaker:
     """Tokenises a piece into a file, unless a run before has done that."""
 
     folder: Path
-    spec: str
+    tokenizer: Tokenizer
     seed: int
     validation: float
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        spec = json.dumps(self.tokenizer.spec())
+        return maker_in_worker, (self.folder, spec, self.seed, self.validation)
+
     def __call__(self, piece: Piece) -> tuple[Path, dict[str, int]]:
-        decides = (self.spec, self.seed, self.validation, piece.first_document)
-        content = hashlib.sha256(repr(decides).encode())
+        settings = (self.tokenizer.fingerprint(), self.seed, self.validation)
+        content = hashlib.sha256(repr((settings, piece.first_document)).encode())
         for document in piece.documents:
             content.update(f"{len(document.text)} {document.ends} ".encode())
             content.update(document.text.encode("utf-8", "surrogatepass"))
@@ -196,8 +194,7 @@ class PieceMaker:
         if zlib.crc32(content[4:]).to_bytes(4) != content[:4]:
             raise DataError(f"{path}: wrong checksum; prepare the data again, it will be replaced")
         train = int.from_bytes(content[4:12])
-        dtype = token_dtype(process_tokenizer(self.spec).vocab_size)
-        tokens = np.frombuffer(content, dtype, offset=12)
+        tokens = np.frombuffer(content, token_dtype(self.tokenizer.vocab_size), offset=12)
         return {"train": tokens[:train], "val": tokens[train:]}
 
     def read_all(self, paths: Iterable[Path], split: str) -> Iterator[np.ndarray]:
@@ -205,7 +202,7 @@ class PieceMaker:
             yield self.read(path)[split]
 
     def tokenise(self, piece: Piece) -> dict[str, np.ndarray]:
-        tokenizer = process_tokenizer(self.spec)
+        tokenizer = self.tokenizer
         end = [tokenizer.end_of_text] if isinstance(tokenizer, GPT2Tokenizer) else []
         splits = {"train": list[int](), "val": list[int]()}
         number = piece.first_document
@@ -222,6 +219,12 @@ class PieceMaker:
                 number += 1
         dtype = token_dtype(tokenizer.vocab_size)
         return {split: np.array(tokens, dtype) for split, tokens in splits.items()}
+
+
+@functools.cache
+def maker_in_worker(folder: Path, spec: str, seed: int, validation: float) -> PieceMaker:
+    """A worker builds its tokenizer once; it would be slow to send GPT-2's with each piece."""
+    return PieceMaker(folder, load_tokenizer(json.loads(spec)), seed, validation)
 
 
 def in_parallel(

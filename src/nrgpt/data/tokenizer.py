@@ -41,9 +41,9 @@ class SymbolTokenizer(Tokenizer):
     """One token for each symbol; a symbol may be a character or a word such as ``max``."""
 
     def __init__(self, symbols: Sequence[str]):
-        if len(set(symbols)) != len(symbols) or "" in symbols:
-            raise ValueError(f"symbols must be distinct and not empty: {list(symbols)}")
         self.symbols = list(symbols)
+        if len(set(symbols)) != len(symbols) or "" in self.symbols:
+            raise ValueError(f"symbols must be distinct and not empty: {self.symbols}")
         self.vocab_size = len(symbols)
         self.number = {symbol: i for i, symbol in enumerate(symbols)}
         longest_first = sorted(symbols, key=len, reverse=True)

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from ..data.shards import TokenStream
+from ..generate import evaluating
 from ..model import LanguageModel
 
 
@@ -24,15 +25,14 @@ def estimated_loss(
     model: LanguageModel, stream: TokenStream, *, batches: int, size: int, seed: int
 ) -> float:
     """Mean over random batches, as nanoGPT does it. The same batches for the same seed."""
-    device, was_training = model.tokens.device, model.training
-    model.eval()
+    device = model.tokens.device
     total = torch.zeros((), device=device)
-    for i in range(batches):
-        x, y = stream.batch(seed=seed, step=i, size=size, context=model.cfg.context)
-        _, loss = model(x.to(device), y.to(device))
-        assert loss is not None
-        total += loss
-    model.train(was_training)
+    with evaluating(model):
+        for i in range(batches):
+            x, y = stream.batch(seed=seed, step=i, size=size, context=model.cfg.context)
+            _, loss = model(x.to(device), y.to(device))
+            assert loss is not None
+            total += loss
     return (total / batches).item()
 
 
@@ -55,22 +55,19 @@ def split_loss(
     stride = stride if stride is not None else max(1, context // 4)
     if not 1 <= stride <= context:
         raise ValueError(f"stride = {stride}: must be in 1 .. context = {context}")
-    device, was_training = model.tokens.device, model.training
-    model.eval()
+    device = model.tokens.device
     length = min(context, len(stream) - 1)
     positions = torch.arange(length, device=device)
     total, tokens = torch.zeros((), dtype=torch.float64, device=device), 0
-    for windows in batches_of_windows(len(stream), context, stride, size):
-        text = torch.stack(
-            [torch.from_numpy(stream.read(start, length + 1)) for start, _ in windows]
-        )
-        text = text.to(device)
-        logits, _ = model(text[:, :-1], steps=steps)
-        losses = F.cross_entropy(logits.float().mT, text[:, 1:], reduction="none")
-        counted = torch.tensor([count for _, count in windows], device=device)
-        total += losses.double()[positions >= length - counted[:, None]].sum()
-        tokens += sum(count for _, count in windows)
-    model.train(was_training)
+    with evaluating(model):
+        for windows in batches_of_windows(len(stream), context, stride, size):
+            rows = [torch.from_numpy(stream.read(start, length + 1)) for start, _ in windows]
+            text = torch.stack(rows).to(device)
+            logits, _ = model(text[:, :-1], steps=steps)
+            losses = F.cross_entropy(logits.float().mT, text[:, 1:], reduction="none")
+            counted = torch.tensor([count for _, count in windows], device=device)
+            total += losses.double()[positions >= length - counted[:, None]].sum()
+            tokens += sum(count for _, count in windows)
     return SplitLoss(total.item() / tokens, tokens, context - stride)
 
 
