@@ -6,7 +6,7 @@ READY := .venv/.ready
 .PHONY: demo test bench format clean
 
 demo: $(READY)
-	$(BIN)/python examples/fit_one_batch.py
+	$(BIN)/python examples/demo.py
 
 test: $(READY)
 	$(BIN)/ruff check

@@ -37,7 +37,8 @@ def debug(*overrides: str) -> TrainConfig:
 def final_weights(run):
     newest, _ = newest_valid(run / "checkpoints")
     assert newest is not None
-    return load_file(newest / "model.safetensors")
+    # load_file maps the file into memory: copies outlive what tests do to it.
+    return {name: w.clone() for name, w in load_file(newest / "model.safetensors").items()}
 
 
 def command(*arguments: str) -> list[str]:
@@ -115,7 +116,7 @@ def losses(run):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_and_the_same_command_goes_on(tmp_path, number):
-    arguments = ("train", "debug", "iterations=300", "save_every=1000", "--run", "run")
+    arguments = ("train", "debug", "iterations=150", "save_every=1000", "--to", "run")
     with subprocess.Popen(command(*arguments), stderr=subprocess.PIPE, text=True) as process:
         wait_for_step(tmp_path / "run", 40, process)
         process.send_signal(number)
@@ -133,7 +134,7 @@ def test_a_second_sigint_stops_at_once(tmp_path):
     code = (
         "import time, sys; from nrgpt.train import loop; from nrgpt.cli import main\n"
         "loop.Trainer.update = lambda self: print('slow', flush=True) or time.sleep(60)\n"
-        "sys.argv = ['nrgpt', 'train', 'debug', '--run', 'run']; main()"
+        "sys.argv = ['nrgpt', 'train', 'debug', '--to', 'run']; main()"
     )
     with subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -151,11 +152,11 @@ def test_a_second_sigint_stops_at_once(tmp_path):
 def test_kill_9_costs_no_more_than_the_work_since_the_last_checkpoint(tmp_path):
     """Killed at random moments, some of them while saving, it still ends where it should."""
     arguments = ("train", "debug", "iterations=60", "save_every=1", "keep=3", "eval_every=30")
-    run_cli(*arguments, "--run", "whole")
+    run_cli(*arguments, "--to", "whole")
     kills = 0
     for delay in (0.0, 0.11, 0.23, 0.31, 0.02):
         with subprocess.Popen(
-            command(*arguments, "--run", "run"),
+            command(*arguments, "--to", "run"),
             stderr=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
         ) as process:
@@ -168,13 +169,13 @@ def test_kill_9_costs_no_more_than_the_work_since_the_last_checkpoint(tmp_path):
         kills += process.returncode == -signal.SIGKILL
     assert kills >= 2
     assert newest_valid(tmp_path / "run" / "checkpoints")[0] is not None
-    run_cli(*arguments, "--run", "run")
+    run_cli(*arguments, "--to", "run")
     assert same(final_weights(tmp_path / "whole"), final_weights(tmp_path / "run"))
     assert not list((tmp_path / "run" / "checkpoints").glob(".unfinished*"))
 
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(tmp_path):
-    arguments = ("train", "debug", "--run", "run")
+    arguments = ("train", "debug", "--to", "run")
     run_cli(*arguments)
     expected = final_weights(tmp_path / "run")
     newest = checkpoints(tmp_path / "run" / "checkpoints")[0] / "model.safetensors"
@@ -188,9 +189,9 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(tmp_path):
 
 def test_a_full_disk_stops_the_run_and_loses_nothing(tmp_path):
     """Under a limit on file sizes that the second checkpoint does not fit into."""
-    run_cli("train", "debug", "iterations=20", "--run", "run")
+    run_cli("train", "debug", "iterations=20", "--to", "run")
     limited = ["bash", "-c", 'ulimit -f 8; exec "$@"', "bash"]
-    arguments = command("train", "debug", "iterations=60", "--run", "run")
+    arguments = command("train", "debug", "iterations=60", "--to", "run")
     done = subprocess.run([*limited, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 4, done.stderr
     assert "could not write" in done.stderr
@@ -198,11 +199,11 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(tmp_path):
     assert newest is not None
     assert newest.name == "step-00000020"
     assert not faults
-    run_cli("train", "debug", "iterations=60", "--run", "run")
+    run_cli("train", "debug", "iterations=60", "--to", "run")
 
 
 def test_two_processes_in_one_folder(tmp_path):
-    arguments = ("train", "debug", "iterations=100000", "--run", "run")
+    arguments = ("train", "debug", "iterations=100000", "--to", "run")
     with subprocess.Popen(command(*arguments), stderr=subprocess.DEVNULL) as process:
         wait_for_step(tmp_path / "run", 20, process)
         done = run_cli(*arguments, code=5)

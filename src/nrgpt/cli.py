@@ -83,7 +83,7 @@ def default_run(name: str, cfg: Any) -> Path:
 def train(
     name: Annotated[str, typer.Argument(metavar="PRESET", help="See `nrgpt presets`.")],
     overrides: Overrides = None,
-    run: Annotated[Path | None, typer.Option(help="Run folder; default below runs/.")] = None,
+    to: Annotated[Path | None, typer.Option(help="Run folder; default below runs/.")] = None,
 ) -> None:
     """Train a preset, or go on where it was stopped: type the same command again.
 
@@ -92,7 +92,7 @@ def train(
     from .train.loop import train as train_run
 
     cfg = override(preset(name), overrides or [])
-    folder = run or default_run(name, cfg)
+    folder = to or default_run(name, cfg)
     result = train_run(cfg, folder)
     screen.print_json(data=result)
     screen.print(f"everything is in {folder}")

@@ -89,7 +89,7 @@ def listops(kind: str, form: str) -> TrainConfig:
         cfg,
         model=dataclasses.replace(cfg.model, heads=4),
         optimiser=OptimiserConfig(name="muon", lr=3e-3, muon_lr=0.02, decay="cosine", final=0.05),
-        iterations=20_000,
+        iterations=9_000,
     )
 
 
@@ -208,6 +208,30 @@ def debug() -> TrainConfig:
     )
 
 
+def demo() -> TrainConfig:
+    """ListOps (max, median, min) in a few minutes on two CPU cores."""
+    data = dataclasses.replace(RELEASED, functions=("max", "median", "min"))
+    return TrainConfig(
+        model=ModelConfig(
+            vocab_size=4 + len(data.functions) + data.numbers,
+            context=64,
+            width=64,
+            heads=4,
+            steps=5,
+            hidden_factor=2,
+            rate="free_per_step",
+        ),
+        data=DataConfig(task="listops", listops=data),
+        optimiser=OptimiserConfig(name="muon", lr=6e-3, warmup=50, final=0.05),
+        iterations=2_200,
+        batch=32,
+        log_every=50,
+        eval_every=1_100,
+        eval_batches=4,
+        save_every=550,
+    )
+
+
 def register(name: str, make: Callable[..., TrainConfig], *arguments: Any) -> None:
     def preset() -> TrainConfig:
         return make(*arguments)
@@ -217,6 +241,7 @@ def register(name: str, make: Callable[..., TrainConfig], *arguments: Any) -> No
 
 
 PRESETS["debug"] = debug
+PRESETS["demo"] = demo
 for _kind in MODELS:
     for _form in ("", "_paper", "_released"):
         register(f"listops_{_kind}{_form}", listops, _kind, _form.strip("_"))

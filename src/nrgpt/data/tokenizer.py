@@ -1,5 +1,6 @@
 """Text to token numbers and back: symbols (characters, ListOps) and GPT-2's byte pairs."""
 
+import base64
 import functools
 import hashlib
 import json
@@ -17,6 +18,10 @@ GPT2_RANKS = "NRGPT_GPT2_RANKS"
 """Environment variable: a local file of GPT-2's ranks (gpt2.tiktoken), for machines offline."""
 
 GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
+
+
+GPT2_SHA256 = "9f5c51677dd3f37bbf0ab2017579262cac437eb5f140a8efb53a235dbdb3ce0b"
+"""Of all tokens in the order of their ranks, in base 64, a line each."""
 
 
 class Tokenizer(ABC):
@@ -42,7 +47,7 @@ class SymbolTokenizer(Tokenizer):
 
     def __init__(self, symbols: Sequence[str]):
         self.symbols = list(symbols)
-        if len(set(symbols)) != len(symbols) or "" in self.symbols:
+        if not symbols or len(set(symbols)) != len(symbols) or "" in self.symbols:
             raise ValueError(f"symbols must be distinct and not empty: {self.symbols}")
         self.vocab_size = len(symbols)
         self.number = {symbol: i for i, symbol in enumerate(symbols)}
@@ -85,17 +90,19 @@ class GPT2Tokenizer(Tokenizer):
 
     @functools.cached_property
     def encoding(self) -> "tiktoken.Encoding":
-        import tiktoken
-        from tiktoken.load import load_tiktoken_bpe
+        try:
+            import tiktoken
+        except ImportError:
+            raise ValueError(
+                "GPT-2's byte pairs need tiktoken: pip install 'nrgpt[data]'"
+            ) from None
 
         path = os.environ.get(GPT2_RANKS)
         if path is not None:
-            if not Path(path).is_file():
-                raise FileNotFoundError(f"{GPT2_RANKS} = {path}: there is no such file")
             return tiktoken.Encoding(
                 "gpt2",
                 pat_str=GPT2_PATTERN,
-                mergeable_ranks=load_tiktoken_bpe(path),
+                mergeable_ranks=read_ranks(Path(path)),
                 special_tokens={"<|endoftext|>": self.end_of_text},
             )
         try:
@@ -114,6 +121,23 @@ class GPT2Tokenizer(Tokenizer):
 
     def spec(self) -> dict[str, Any]:
         return {"kind": "gpt2"}
+
+
+def read_ranks(path: Path) -> dict[bytes, int]:
+    """A gpt2.tiktoken file: a token in base 64 and its rank in each line."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{GPT2_RANKS} = {path}: there is no such file")
+    try:
+        lines = [line.split() for line in path.read_bytes().splitlines()]
+        ranks = {base64.b64decode(token): int(rank) for token, rank in lines}
+    except ValueError as error:
+        raise ValueError(f"{GPT2_RANKS} = {path}: not a file of ranks ({error})") from error
+    ordered = b"".join(
+        base64.b64encode(token) + b"\n" for token in sorted(ranks, key=ranks.__getitem__)
+    )
+    if hashlib.sha256(ordered).hexdigest() != GPT2_SHA256:
+        raise ValueError(f"{GPT2_RANKS} = {path}: these are not GPT-2's ranks")
+    return ranks
 
 
 def load_tokenizer(spec: dict[str, Any]) -> Tokenizer:

@@ -53,7 +53,6 @@ class AttentionEnergy(EnergyTerm):
             self.W_K = blank(cfg.width, cfg.width)
         self.alpha = blank(cfg.heads) if cfg.learn_alpha else None
         self.queries = cfg.heads * self.size  # leading rows of z; the rest are keys
-        self.rows = [self.queries] if self.full else [self.queries, self.queries]
         self.written = None if self.mask == "inclusive" else self.queries
 
     def readout(self) -> Readout:

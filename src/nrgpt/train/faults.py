@@ -61,7 +61,7 @@ def only_process(run: Path) -> Iterator[None]:
             holder = file.read().strip() or "unknown"
             raise TrainingError(
                 f"{run} is in use by process {holder}; wait for it, stop it, or choose another "
-                "folder with --run",
+                "folder with --to",
                 code=5,
             ) from None
         file.truncate(0)

@@ -60,7 +60,7 @@ def check_config(cfg: TrainConfig, run: Path) -> None:
         if changed:
             raise ValueError(
                 f"{run} holds a run of another configuration ({'; '.join(changed)}); choose "
-                "another folder with --run, or remove this one"
+                "another folder with --to, or remove this one"
             )
     checkpoint.write_atomically(path, json.dumps(fields, indent=1))
     checkpoint.write_atomically(run / "environment.json", json.dumps(environment(), indent=1))
@@ -270,6 +270,8 @@ class Trainer:
 
     def roll_back(self, loss: Tensor, norm: Tensor) -> None:
         what = f"step {self.step}: loss {loss.item():g}, gradient norm {norm.item():g}"
+        if torch.isfinite(loss + norm):
+            what = f"step {self.step}: loss or gradient of another process"
         rollbacks, factor = self.rollbacks + 1, self.rate_factor / 2
         if rollbacks > self.cfg.nan_retries:
             raise TrainingError(

@@ -55,7 +55,7 @@ class Report:
         status = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
         self.progress.update(self.task, completed=step, status=status)
         if not console.is_terminal:
-            console.print(f"step {step:6d}  {status}", highlight=False)
+            console.print(f"step {step:6d}  {status}", highlight=False, soft_wrap=True)
         if self.tensorboard is not None:
             for name, value in values.items():
                 self.tensorboard.add_scalar(name, value, step)
@@ -64,7 +64,7 @@ class Report:
 
     def say(self, text: str) -> None:
         if not self.quiet:
-            console.print(text, highlight=False)
+            console.print(text, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         self.progress.stop()

@@ -1,0 +1,139 @@
+"""Several processes on one machine, as torchrun starts them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from nrgpt.train.checkpoint import newest_valid
+
+
+@pytest.fixture(autouse=True)
+def folders(tmp_path, monkeypatch, tmp_path_factory):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NRGPT_DATA", str(tmp_path_factory.getbasetemp() / "data"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+SHORT = (
+    "debug",
+    "iterations=12",
+    "eval_every=12",
+    "save_every=6",
+    "log_every=1",
+    "model.dropout=0",
+)
+
+
+def torchrun(processes, *arguments):
+    start = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    return [sys.executable, *start, "-m", "nrgpt", "train", *arguments]
+
+
+def run(*command, code=0):
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
+    assert (done.returncode == 0) == (code == 0), done.stderr[-3000:]
+    return done
+
+
+def weights(folder):
+    newest, _ = newest_valid(folder / "checkpoints")
+    assert newest is not None
+    return load_file(newest / "model.safetensors")
+
+
+def largest_difference(a, b):
+    assert a.keys() == b.keys()
+    return max((a[key] - b[key]).abs().max().item() for key in a)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+@pytest.mark.parametrize(
+    "options", [("optimiser.name=adamw",), ("accumulation=2", "model.block=gpt")]
+)
+def test_any_number_of_processes_learns_the_same(tmp_path, parallel, options):
+    """Two processes see the global batch that one sees: equal weights, up to rounding."""
+    run(sys.executable, "-m", "nrgpt", "train", *SHORT, *options, "--to", "one")
+    run(*torchrun(2, *SHORT, *options, f"parallel={parallel}", "--to", "two"))
+    assert largest_difference(weights(tmp_path / "one"), weights(tmp_path / "two")) < 1e-5
+    one, two = (json.loads((tmp_path / r / "result.json").read_text()) for r in ("one", "two"))
+    assert abs(one["val_loss_full"] - two["val_loss_full"]) < 1e-5
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_a_signal_to_one_process_stops_all_and_they_go_on(tmp_path, parallel):
+    arguments = (
+        "debug",
+        "iterations=400",
+        "model.dropout=0.1",
+        f"parallel={parallel}",
+        "log_every=5",
+    )
+    with subprocess.Popen(torchrun(2, *arguments, "--to", "run"), stderr=subprocess.PIPE) as agent:
+        metrics = tmp_path / "run" / "metrics.jsonl"
+        for _ in range(1200):
+            if metrics.exists() and '"step": 20' in metrics.read_text():
+                break
+            assert agent.poll() is None
+            time.sleep(0.05)
+        os.kill(worker_of(agent.pid, rank=1), signal.SIGTERM)
+        _, said = agent.communicate(timeout=120)
+    assert b"saved at step" in said
+    newest, faults = newest_valid(tmp_path / "run" / "checkpoints")
+    assert newest is not None
+    assert not faults
+    stopped_at = int(newest.name.removeprefix("step-"))
+    assert 20 <= stopped_at < 400
+    done = run(*torchrun(2, *arguments, "iterations=420", "--to", "run"))
+    assert f"(step {stopped_at})" in done.stdout
+
+
+def worker_of(agent, rank):
+    """The process that torchrun started with this rank."""
+    for _ in range(200):
+        listed = subprocess.run(
+            ["ps", "-o", "pid=", "--ppid", str(agent)], capture_output=True, text=True
+        )
+        for pid in map(int, listed.stdout.split()):
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                if f"RANK={rank}".encode() in file.read().split(b"\0"):
+                    return pid
+        time.sleep(0.05)
+    raise AssertionError("no such worker")
+
+
+NAN_ON_ONE = """
+import os, sys
+from nrgpt.train import loop
+from nrgpt.cli import main
+original = loop.Trainer.gradients
+def gradients(self):
+    loss, norm = original(self)
+    bad = self.where.rank == 1 and self.step == 8 and self.rate_factor == 1
+    return (loss * float("nan") if bad else loss), norm
+loop.Trainer.gradients = gradients
+sys.argv = ["nrgpt", "train", "debug", "iterations=12", "save_every=6", "--to", "run"]
+main()
+"""
+
+
+def test_a_nan_in_one_process_sends_all_back(tmp_path):
+    script = tmp_path / "nan.py"
+    script.write_text(NAN_ON_ONE)
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = run(*start, str(script))
+    assert "back to step 6, learning rate x 0.5" in done.stderr
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["rollbacks"] == 1
+    assert all(torch.isfinite(w).all() for w in weights(tmp_path / "run").values())
+
+
+def test_a_batch_that_cannot_be_shared_is_refused():
+    done = run(*torchrun(2, "debug", "batch=7", "--to", "run"), code=1)
+    assert "7" in done.stderr
+    assert "2" in done.stderr

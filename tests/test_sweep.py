@@ -1,0 +1,80 @@
+"""Sweeps: grids and searches, resumable, with a table and a plot."""
+
+import json
+
+import pytest
+
+from nrgpt import sweep
+from nrgpt.overrides import known_names, override
+from nrgpt.presets import GRIDS, PRESETS
+
+QUICK = ("iterations=6", "eval_every=6", "eval_batches=1", "data.listops.test=5")
+
+
+@pytest.fixture(autouse=True)
+def folders(tmp_path, monkeypatch, tmp_path_factory):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NRGPT_DATA", str(tmp_path_factory.getbasetemp() / "data"))
+
+
+def run(*assignments, **options):
+    cfg = override(PRESETS["debug"](), QUICK)
+    return sweep.run_sweep("debug", cfg, assignments, **options)
+
+
+def test_a_grid_runs_every_combination_once(tmp_path, monkeypatch, capsys):
+    rows = run("model.width=8,16", "seed=0,1", folder=tmp_path / "s")
+    assert len(rows) == 4
+    assert [r["val_loss_full"] for r in rows] == sorted(r["val_loss_full"] for r in rows)
+    assert {(r["model.width"], r["seed"]) for r in rows} == {
+        (w, s) for w in ("8", "16") for s in ("0", "1")
+    }
+    assert (tmp_path / "s" / "sweep.png").stat().st_size > 1000
+    assert len((tmp_path / "s" / "results.jsonl").read_text().splitlines()) == 4
+    assert "model.width" in capsys.readouterr().out
+    monkeypatch.setattr(sweep, "train", lambda *_: pytest.fail("a finished run was run again"))
+    assert run("model.width=8,16", "seed=0,1", folder=tmp_path / "s") == rows
+
+
+def test_a_grid_goes_on_where_it_stopped(tmp_path, monkeypatch):
+    original, calls = sweep.train, []
+
+    def stops(cfg, folder):
+        calls.append(folder.name)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return original(cfg, folder)
+
+    monkeypatch.setattr(sweep, "train", stops)
+    with pytest.raises(KeyboardInterrupt):
+        run("seed=0,1,2", folder=tmp_path / "s")
+    assert len(run("seed=0,1,2", folder=tmp_path / "s")) == 3
+    assert calls == ["seed=0", "seed=1", "seed=1", "seed=2"]
+
+
+def test_a_search_remembers_its_trials(tmp_path):
+    options = {"folder": tmp_path / "s", "trials": 2}
+    first = run("optimiser.lr=log(1e-4,1e-2)", "model.heads=1,2", **options)
+    assert len(first) == 2
+    assert all(1e-4 <= row["optimiser.lr"] <= 1e-2 for row in first)
+    more = run("optimiser.lr=log(1e-4,1e-2)", "model.heads=1,2", folder=tmp_path / "s", trials=3)
+    assert len(more) == 3
+    assert {json.dumps(r) for r in first} <= {json.dumps(r) for r in more}
+    assert (tmp_path / "s" / "sweep.db").exists()
+
+
+def test_wrong_sweeps_are_refused_before_the_first_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(sweep, "train", lambda *_: pytest.fail("should not start"))
+    with pytest.raises(ValueError, match=r"no field 'model\.widht'; did you mean 'model\.width'"):
+        run("model.widht=8,16", folder=tmp_path / "s")
+    with pytest.raises(ValueError, match="heads = 3"):
+        run("model.heads=2,3", folder=tmp_path / "s")
+    with pytest.raises(ValueError, match="--trials"):
+        run("optimiser.lr=log(1e-4,1e-2)", folder=tmp_path / "s")
+    with pytest.raises(ValueError, match="grid = 'nope'"):
+        run(folder=tmp_path / "s", grid="nope")
+
+
+def test_the_papers_grids_name_real_fields():
+    known = known_names(PRESETS["debug"]())
+    assert all(key in known for grid in GRIDS.values() for key in grid)
