@@ -7,6 +7,7 @@ import pytest
 from nrgpt import sweep
 from nrgpt.overrides import known_names, override
 from nrgpt.presets import GRIDS, PRESETS
+from nrgpt.train.faults import DIVERGED, TrainingError
 
 QUICK = ("iterations=6", "eval_every=6", "eval_batches=1", "data.listops.test=5")
 
@@ -50,6 +51,27 @@ def test_a_grid_goes_on_where_it_stopped(tmp_path, monkeypatch):
         run("seed=0,1,2", folder=tmp_path / "s")
     assert len(run("seed=0,1,2", folder=tmp_path / "s")) == 3
     assert calls == ["seed=0", "seed=1", "seed=1", "seed=2"]
+
+
+def test_results_of_another_configuration_are_not_taken_for_ours(tmp_path):
+    run("seed=0", folder=tmp_path / "s")
+    other = override(PRESETS["debug"](), (*QUICK, "batch=4"))
+    with pytest.raises(ValueError, match=r"another configuration \(batch: 8 -> 4"):
+        sweep.run_sweep("debug", other, ("seed=0",), folder=tmp_path / "s")
+
+
+def test_a_run_that_diverges_does_not_stop_the_others(tmp_path, monkeypatch):
+    original = sweep.train
+
+    def diverges(cfg, folder):
+        if cfg.seed == 0:
+            raise TrainingError("step 3: loss nan", DIVERGED)
+        return original(cfg, folder)
+
+    monkeypatch.setattr(sweep, "train", diverges)
+    rows = run("seed=0,1", folder=tmp_path / "s")
+    assert [row["seed"] for row in rows] == ["1", "0"]
+    assert rows[1]["error"] == "step 3: loss nan"
 
 
 def test_a_search_remembers_its_trials(tmp_path):

@@ -1,6 +1,7 @@
 """Text to tokens and back, and errors that say what to do."""
 
 import base64
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 import tiktoken
 
+from nrgpt.data import tokenizer as tokenizer_module
 from nrgpt.data.tokenizer import (
     GPT2_PATTERN,
     GPT2_RANKS,
@@ -26,9 +28,11 @@ def use_small_ranks(monkeypatch, folder):
     merges = [b"he", b"ll", b"hell", b"\n\n", b"\r\n"]
     ranks = [bytes([i]) for i in range(256)] + merges
     path = folder / "small.tiktoken"
-    path.write_text("".join(f"{base64.b64encode(t).decode()} {i}\n" for i, t in enumerate(ranks)))
+    encoded = [base64.b64encode(token).decode() for token in ranks]
+    path.write_text("".join(f"{token} {i}\n" for i, token in enumerate(encoded)))
+    checksum = hashlib.sha256("".join(f"{token}\n" for token in encoded).encode()).hexdigest()
+    monkeypatch.setattr(tokenizer_module, "GPT2_SHA256", checksum)
     monkeypatch.setenv(GPT2_RANKS, str(path))
-    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", "")  # tiktoken would cache the file by its path
 
 
 def test_characters_there_and_back():
@@ -90,6 +94,18 @@ def test_text_cannot_smuggle_in_the_end_of_text(monkeypatch, tmp_path):
     use_small_ranks(monkeypatch, tmp_path)
     tokenizer = GPT2Tokenizer()
     assert tokenizer.end_of_text not in tokenizer.encode("a<|endoftext|>b")
+
+
+def test_ranks_that_are_not_those_of_gpt2_are_refused(monkeypatch, tmp_path):
+    use_small_ranks(monkeypatch, tmp_path)
+    path = tmp_path / "small.tiktoken"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(lines[:-1]))  # truncated
+    with pytest.raises(ValueError, match=r"small\.tiktoken: these are not GPT-2's ranks"):
+        GPT2Tokenizer().encode("a")
+    path.write_text("not a rank in sight")
+    with pytest.raises(ValueError, match=r"small\.tiktoken: not a file of ranks"):
+        GPT2Tokenizer().encode("a")
 
 
 def test_gpt2_without_its_file_says_which_variable_to_set(monkeypatch, tmp_path):

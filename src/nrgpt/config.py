@@ -67,8 +67,9 @@ def checked(name: str, value: Any, hint: Any) -> Any:
 def check_choice(name: str, value: Any, allowed: Iterable[Any]) -> None:
     allowed = list(allowed)
     if not isinstance(value, str) or value not in allowed:
-        near = difflib.get_close_matches(str(value).lower(), allowed, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        in_small = {a.lower(): a for a in allowed}
+        near = difflib.get_close_matches(str(value).lower(), in_small, n=1)
+        hint = f"; did you mean {in_small[near[0]]!r}?" if near else ""
         listed = ", ".join(repr(a) for a in allowed)
         raise ValueError(f"{name} = {value!r}: must be one of {listed}{hint}")
 

@@ -17,7 +17,8 @@ from rich.table import Table
 from .config import check_choice
 from .overrides import override, parse
 from .train.config import TrainConfig
-from .train.loop import train
+from .train.faults import DIVERGED, TrainingError
+from .train.loop import check_config, train
 
 screen = Console()
 OBJECTIVE = "val_loss_full"
@@ -45,7 +46,7 @@ def run_sweep(
         rows = run_grid(cfg, choices, folder)
     else:
         rows = run_search(name, cfg, choices, folder, trials, storage)
-    rows.sort(key=lambda row: row[OBJECTIVE])
+    rows.sort(key=lambda row: row[OBJECTIVE] if row[OBJECTIVE] is not None else float("inf"))
     (folder / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     varied = [key for key, values in choices.items() if len(values) > 1 or RANGE.match(values[0])]
     show(rows, varied)
@@ -65,12 +66,21 @@ def read_choices(assignments: Sequence[str]) -> dict[str, list[str]]:
 
 
 def run_one(cfg: TrainConfig, chosen: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """A row of results; a run that is already finished is only read."""
-    result = folder / "result.json"
+    """A row of results; a run that is already finished is only read. A run whose loss stays not
+    finite is a result too, without a loss: the others go on."""
+    path = folder / "result.json"
     own = override(cfg, [f"{key}={value}" for key, value in chosen.items()])
-    if not result.exists():
-        train(own, folder)
-    return {**chosen, **json.loads(result.read_text()), "run": folder.name}
+    result = json.loads(path.read_text()) if path.exists() else None
+    if result is not None and result["step"] == own.iterations:
+        check_config(own, folder)
+        return {**chosen, **result, "run": folder.name}
+    try:
+        return {**chosen, **train(own, folder), "run": folder.name}
+    except TrainingError as error:
+        if error.code != DIVERGED:
+            raise
+        screen.print(f"{folder.name}: {error}", highlight=False)
+        return {**chosen, OBJECTIVE: None, "error": str(error), "run": folder.name}
 
 
 def run_grid(cfg: TrainConfig, choices: dict[str, list[str]], folder: Path) -> list[dict[str, Any]]:
@@ -84,9 +94,9 @@ def run_grid(cfg: TrainConfig, choices: dict[str, list[str]], folder: Path) -> l
         override(cfg, [f"{key}={value}" for key, value in chosen.items()])
     rows = []
     for number, chosen in enumerate(combinations, 1):
-        label = ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in chosen.items())
-        screen.print(f"run {number} of {len(combinations)}: {label}")
-        rows.append(run_one(cfg, chosen, folder / (label or "run")))
+        own = folder / folder_name(chosen)
+        screen.print(f"run {number} of {len(combinations)}: {own.name}", highlight=False)
+        rows.append(run_one(cfg, chosen, own))
     return rows
 
 
@@ -119,6 +129,8 @@ def run_search(
     def objective(trial: Any) -> float:
         chosen = {key: propose(trial, key, values) for key, values in choices.items()}
         row = run_one(cfg, chosen, folder / folder_name(trial.params))
+        if row[OBJECTIVE] is None:
+            raise optuna.TrialPruned(row["error"])
         trial.set_user_attr("row", row)
         return float(row[OBJECTIVE])
 
@@ -129,8 +141,7 @@ def run_search(
 
 
 def folder_name(parameters: dict[str, Any]) -> str:
-    parts = [f"{key.rpartition('.')[2]}={value}" for key, value in sorted(parameters.items())]
-    return ",".join(parts) or "run"
+    return ",".join(f"{key}={value}" for key, value in sorted(parameters.items())) or "run"
 
 
 def propose(trial: Any, key: str, values: list[str]) -> Any:
@@ -149,6 +160,9 @@ def show(rows: list[dict[str, Any]], varied: list[str]) -> None:
     table = Table("run", *varied, "validation loss", "parameters")
     for row in rows:
         cells = [str(row[key]) for key in varied]
+        if row[OBJECTIVE] is None:
+            table.add_row(row["run"], *cells, "not finite", "")
+            continue
         count = f"{row['parameters']['total']:,}"
         table.add_row(row["run"], *cells, f"{row[OBJECTIVE]:.4f}", count)
     screen.print(table)
@@ -163,12 +177,13 @@ def plot(rows: list[dict[str, Any]], varied: list[str], path: Path) -> None:
         import matplotlib.pyplot as plt
     except ImportError:
         return
+    rows = [row for row in rows if row[OBJECTIVE] is not None]
     if not varied or not rows:
         return
     width = 4 * len(varied)
     figure, axes = plt.subplots(1, len(varied), figsize=(width, 3.5), squeeze=False, sharey=True)
     for axis, key in zip(axes[0], varied, strict=True):
-        values = [parse(row[key]) for row in rows]
+        values = [parse(str(row[key])) for row in rows]
         is_numeric = all(isinstance(v, int | float) for v in values)
         axis.plot(
             values if is_numeric else list(map(str, values)), [r[OBJECTIVE] for r in rows], "o"

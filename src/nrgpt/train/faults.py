@@ -8,14 +8,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+DIVERGED = 3
+INTERRUPTED = 75
 EXIT_CODES = {
     0: "finished",
     1: "an error that nobody foresaw",
     2: "a wrong argument, configuration or dataset",
-    3: "the loss stayed not finite after all retries",
+    DIVERGED: "the loss stayed not finite after all retries",
     4: "a checkpoint could not be written",
     5: "another process is using the run folder",
-    75: "stopped by a signal after saving: run the same command again to go on",
+    INTERRUPTED: "stopped by a signal after saving: run the same command again to go on",
 }
 
 

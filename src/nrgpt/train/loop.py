@@ -23,7 +23,7 @@ from . import checkpoint
 from .config import BOOKKEEPING, TrainConfig
 from .data import open_dataset, prepare_dataset
 from .distributed import World, replicate, shard, synchronised, world
-from .faults import Interrupt, TrainingError, only_process
+from .faults import DIVERGED, INTERRUPTED, Interrupt, TrainingError, only_process
 from .optim import make_optimisers, rate_at, set_rate
 from .report import Report, environment, plot_losses
 from .result import final_results, samples
@@ -79,6 +79,11 @@ def flatten(fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 class Trainer:
     def __init__(self, cfg: TrainConfig, run: Path, where: World, interrupt: Interrupt):
         self.cfg, self.run, self.where, self.interrupt = cfg, run, where, interrupt
+        if cfg.batch % (where.size * cfg.accumulation):
+            raise ValueError(
+                f"batch = {cfg.batch}: must be a multiple of {where.size} processes x "
+                f"accumulation = {cfg.accumulation}"
+            )
         self.dataset = open_dataset(cfg.data, cfg.model.vocab_size)
         self.train_tokens = self.dataset.tokens("train")
         self.val_tokens = self.dataset.tokens("val")
@@ -125,7 +130,7 @@ class Trainer:
                 if stop and self.step < cfg.iterations:
                     name = self.interrupt.received or "a signal to another process"
                     message = f"{name}: saved at step {self.step}; run the same command to go on"
-                    raise TrainingError(message, code=75)
+                    raise TrainingError(message, code=INTERRUPTED)
             return self.finish()
         finally:
             self.report.close()
@@ -278,11 +283,11 @@ class Trainer:
                 f"{what}: not finite, after {self.rollbacks} retries with smaller learning rates. "
                 "The last good checkpoint is kept. Try a smaller optimiser.lr, a longer warm-up, "
                 "or precision = fp32",
-                code=3,
+                code=DIVERGED,
             )
         path, _ = checkpoint.newest_valid(self.folder)
         if path is None:
-            raise TrainingError(f"{what}: not finite, and there is no checkpoint to go back to", 3)
+            raise TrainingError(f"{what}: not finite, and no checkpoint to go back to", DIVERGED)
         self.load(path)
         self.rollbacks, self.rate_factor = rollbacks, factor
         self.report.drop_after(self.step)
