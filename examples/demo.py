@@ -61,14 +61,19 @@ def main() -> None:
     tests = read_tests(dataset.folder)
     accuracy = listops_accuracy(loaded.model, tests, dataset.tokenizer)
     screen.print(accuracy.table())
-    screen.print("Three worked examples, on expressions of kinds that training never met:")
+    screen.print("Three worked examples (each reduces numbers that training never met together):")
     for example in accuracy.examples[:3]:
-        screen.print(f"  {example}", highlight=False)
+        verdict = "right" if example.is_correct else f"wrong, it is {example.answer}"
+        screen.print(
+            f"  {example.prompt} {example.generated}    ({verdict})",
+            highlight=False,
+            soft_wrap=True,
+        )
     screen.print(
         f"\nvalidation loss {result['val_loss_full']:.4f} nats, "
         f"{loaded.model.parameter_counts().total:,} parameters"
     )
-    screen.print(f"certificate: {loaded.model.certificate()}", highlight=False)
+    screen.print(f"certificate: {loaded.model.certificate()}", highlight=False, soft_wrap=True)
 
     text = torch.from_numpy(dataset.tokens("val").read(0, 64))[None]
     path = Path("out/energies.png")

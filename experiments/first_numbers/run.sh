@@ -20,4 +20,3 @@ for name in gpt rgpt_parallel nrgpt_ff1 nrgpt_ff2w; do
 done
 while [ -n "$(jobs -rp)" ]; do sleep 5; keep; done
 keep
-cp "$runs"/*.log "$results"

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from .overrides import override
 from .train.checkpoint import CheckpointError
@@ -101,18 +100,17 @@ def train(
 @app.command()
 @clear_errors
 def presets() -> None:
-    """List the presets, one line each."""
+    """List the presets, one line each: width D, heads H, steps T, and what they are.
+
+    As PRESET: our recipe. PRESET_paper: the paper's text. PRESET_released: its authors' code.
+    """
     from .presets import PRESETS
 
-    table = Table(box=None)
-    for heading in ("preset", "model", "iterations", "what it is"):
-        table.add_column(heading, no_wrap=heading != "what it is")
     for name, make in sorted(PRESETS.items()):
         cfg = make()
-        m = cfg.model
-        model = f"{m.block} D{m.width} H{m.heads} T{m.steps}"
-        table.add_row(name, model, f"{cfg.iterations:,}", (make.__doc__ or "").splitlines()[0])
-    screen.print(table)
+        model = f"{cfg.model.block} D{cfg.model.width} H{cfg.model.heads} T{cfg.model.steps}"
+        what = (make.__doc__ or "").splitlines()[0]
+        print(f"{name:<41} {model:<28} {cfg.iterations:>7,} iterations  {what}")
 
 
 @app.command(context_settings=FREE_FORM)
@@ -201,6 +199,23 @@ def evaluate(
             loaded.model, tests, dataset.tokenizer, steps=steps, progress=True
         )
         screen.print(result.table())
+
+
+@data_app.command("listops", context_settings=FREE_FORM)
+@clear_errors
+def data_listops(
+    to: Annotated[Path, typer.Option(help="Folder to make.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Fields to change: modulus=7 ...")
+    ] = None,
+    released: Annotated[bool, typer.Option(help="The released data, not the paper's.")] = False,
+) -> None:
+    """Draw ListOps expressions. (`nrgpt train` does so by itself; this is for other uses.)"""
+    from .data.listops import PAPER, RELEASED, prepare_listops
+
+    cfg = override(RELEASED if released else PAPER, overrides or [])
+    prepare_listops(cfg, to)
+    screen.print(f"{cfg.train:,} + {cfg.validation:,} + {cfg.test:,} expressions are in {to}")
 
 
 @data_app.command("shakespeare")

@@ -1,6 +1,7 @@
 """What a run says of itself: a progress bar, metrics.jsonl, curves, and what else is asked for."""
 
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from .checkpoint import write_atomically
 from .config import TrainConfig
 
 console = Console(stderr=True)
+COMMIT = "NRGPT_COMMIT"
+"""Environment variable: the commit to record where the code is not in a git repository."""
 
 
 class Report:
@@ -108,6 +111,7 @@ def environment() -> dict[str, Any]:
     package = Path(__file__).parent
     git = ["git", "-C", str(package), "describe", "--always", "--dirty", "--abbrev=40"]
     commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    commit = commit or os.environ.get(COMMIT, "")  # in a container there may be no repository
     return {
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "commit": commit or None,
@@ -130,15 +134,15 @@ def plot_losses(run: Path) -> Path | None:
         return None
     figure, axis = plt.subplots(figsize=(7, 4), constrained_layout=True)
     styles: dict[str, dict[str, Any]] = {
-        "loss": {"alpha": 0.4},
-        "train_loss": {"marker": "."},
-        "val_loss": {"marker": "."},
+        "loss": {"label": "batch, with dropout", "alpha": 0.4},
+        "train_loss": {"label": "training data", "marker": "."},
+        "val_loss": {"label": "validation data", "marker": "."},
     }
     entries = read_metrics(run)
     for name, style in styles.items():
         points = [(e["step"], e[name]) for e in entries if name in e]
         if points:
-            axis.plot(*zip(*points, strict=True), label=name.replace("_", " "), **style)
+            axis.plot(*zip(*points, strict=True), **style)
     axis.set(xlabel="iteration", ylabel="loss (nats)", title=run.name)
     axis.grid(alpha=0.3)
     axis.legend()

@@ -1,0 +1,72 @@
+"""The command line as a user types it."""
+
+import pytest
+from typer.testing import CliRunner
+
+from nrgpt.cli import app
+from nrgpt.presets import PRESETS
+
+QUICK = ["iterations=6", "eval_every=6", "eval_batches=1", "data.listops.test=5"]
+
+
+@pytest.fixture(autouse=True)
+def folders(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("NRGPT_DATA", raising=False)
+
+
+def nrgpt(*arguments, code=0):
+    result = CliRunner().invoke(app, list(arguments))
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def test_presets_are_listed_one_line_each():
+    lines = nrgpt("presets").splitlines()
+    assert [line.split()[0] for line in lines] == sorted(PRESETS)
+    assert all(line.split("iterations")[1].strip() for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["train", "debugg"], "there is no preset 'debugg'; did you mean 'debug'?"),
+        (["train", "debug", "model.widht=8"], "no field 'model.widht'; did you mean"),
+        (["train", "debug", "--model.width=9"], "heads = 2: must be a divisor of width = 9"),
+        (["train", "debug", "model.width"], "write name=value"),
+        (["train", "debug", "device=gpu"], "device = 'gpu': must be one of 'auto', 'cpu', 'cuda'"),
+        (["sample", "nowhere"], "nowhere is not a run"),
+        (["evaluate", "nowhere"], "nowhere is not a run"),
+        (["train", "owt_gpt"], "nrgpt data text --to"),
+        (["data", "listops", "--to", "x", "modulos=3"], "did you mean 'modulus'?"),
+    ],
+)
+def test_mistakes_get_one_line_and_exit_code_2(arguments, said):
+    output = nrgpt(*arguments, code=2)
+    assert said in output
+    assert "Traceback" not in output
+
+
+def test_train_sample_evaluate(tmp_path):
+    said = nrgpt("train", "debug", "--to", "mine", *QUICK, "--model.width=8")
+    assert "everything is in mine" in said
+    assert nrgpt("sample", "mine", "--prompt", "sum( 1 2)", "--tokens", "3").startswith("sum( 1 2)")
+    assert "is not in this vocabulary" in nrgpt("sample", "mine", "--prompt", "?", code=2)
+    said = nrgpt("evaluate", "mine", "--steps", "4")
+    assert "val loss" in said
+    assert "answers" in said
+    assert "mine keeps step-" in nrgpt("evaluate", "mine", "--step", "99", code=2)
+
+
+def test_a_changed_preset_gets_a_folder_of_its_own(tmp_path):
+    nrgpt("train", "debug", *QUICK)
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert folder.name.startswith("debug-")
+
+
+def test_prepared_data_is_checked(tmp_path):
+    nrgpt("data", "listops", "--to", "lo", "--released", "train=50", "validation=5", "test=5")
+    assert "val:" in nrgpt("data", "verify", "lo")
+    path = tmp_path / "lo" / "val-00000.bin"
+    path.write_bytes(path.read_bytes()[:-1] + b"\xff")
+    assert "val-00000.bin" in nrgpt("data", "verify", "lo", code=2)
