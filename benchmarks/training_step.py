@@ -24,6 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from nrgpt import LanguageModel, ModelConfig
 from nrgpt.block import EnergyBlock, Folded
+from nrgpt.cache import Cache
 from nrgpt.energy import AttentionEnergy, EnergyTerm
 from nrgpt.energy.feedforward import FF2W
 from nrgpt.rate import Free
@@ -32,7 +33,9 @@ from nrgpt.rate import Free
 class TextbookBlock(EnergyBlock):
     """x <- x - eta dE/dg with E as the paper writes it."""
 
-    def update(self, x: Tensor, t: int, prepared: list[Folded]) -> Tensor:
+    def update(
+        self, x: Tensor, t: int, prepared: list[Folded], cache: Cache | None = None
+    ) -> Tensor:
         attention, feedforward = self.energy.terms["attention"], self.energy.terms["feedforward"]
         assert isinstance(attention, AttentionEnergy)
         assert isinstance(feedforward, FF2W)

@@ -1,7 +1,8 @@
 """One inference step, x <- block(x): the gradient of an energy, or a transformer block.
 
 Every block has ``prepare``, called once per forward pass for what its steps share, and is then
-called as ``block(x, t, prepared)``. The model's loop knows no more than this.
+called as ``block(x, t, prepared)``. The model's loop knows no more than this. With a ``cache``, x
+holds new tokens only, which see the earlier ones through their kept keys.
 """
 
 from typing import NamedTuple
@@ -10,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .cache import Cache
 from .config import ModelConfig
 from .energy import FEEDFORWARD, AttentionEnergy, EnergyTerm, Readout, TotalEnergy
 from .energy.total import Extra, read
@@ -60,17 +62,39 @@ class EnergyBlock(nn.Module):
         field = None if h is None else self.rate.fold(h, self.norm)
         return Folded(term, readout, self.rate.fold(back, self.norm), field)
 
-    def update(self, x: Tensor, t: int, prepared: list[Folded]) -> Tensor:
+    def update(
+        self, x: Tensor, t: int, prepared: list[Folded], cache: Cache | None = None
+    ) -> Tensor:
         """-eta dE/dg at step t, shape (batch, tokens, D)."""
         g = self.norm(x)
         update = torch.zeros_like(x)
-        for term, readout, write, field in prepared:
+        for slot, (term, readout, write, field) in enumerate(prepared):
             z = read(readout, g)
-            update = update + F.linear(term.force(z, term.keys(z, g)), write, field)
+            keys = term.keys(z, g)
+            if cache is None or keys is None:
+                force = term.force(z, keys)
+            else:
+                kept = cache.put(t, slot, keys)
+                if cache.is_empty:  # no earlier tokens: the whole text at once
+                    force = term.force(z, keys)
+                else:
+                    assert cache.seen is not None
+                    force = term.force_among(z, keys, kept, cache.seen)
+            update = update + F.linear(force, write, field)
         return self.rate.apply_step(update, t, x, self.norm)
 
-    def forward(self, x: Tensor, t: int, prepared: list[Folded]) -> Tensor:
-        return x + self.dropout(self.update(x, t, prepared))
+    def forward(
+        self, x: Tensor, t: int, prepared: list[Folded], cache: Cache | None = None
+    ) -> Tensor:
+        return x + self.dropout(self.update(x, t, prepared, cache))
+
+    def keep(self, x: Tensor, t: int, prepared: list[Folded], cache: Cache) -> None:
+        """Let the cache hold the keys of x as those of step t."""
+        g = self.norm(x)
+        for slot, (term, readout, _, _) in enumerate(prepared):
+            keys = term.keys(read(readout, g), g)
+            if keys is not None:
+                cache.put(t, slot, keys)
 
 
 class TransformerBlock(nn.Module):
@@ -99,9 +123,12 @@ class SequentialBlock(TransformerBlock):
         self.norm_1 = make_norm(cfg, learn_gamma=cfg.learn_gamma, learn_delta=cfg.learn_delta)
         self.norm_2 = make_norm(cfg, learn_gamma=cfg.learn_gamma, learn_delta=cfg.learn_delta)
 
-    def forward(self, x: Tensor, t: int, prepared: Tensor) -> Tensor:
-        x = x + self.dropout(self.attention(self.norm_1(x), prepared))
+    def forward(self, x: Tensor, t: int, prepared: Tensor, cache: Cache | None = None) -> Tensor:
+        x = x + self.dropout(self.attention(self.norm_1(x), prepared, t, cache))
         return x + self.dropout(self.feedforward(self.norm_2(x)))
+
+    def keep(self, x: Tensor, t: int, prepared: Tensor, cache: Cache) -> None:
+        self.attention.read(self.norm_1(x), prepared, t, cache)
 
 
 class ParallelBlock(TransformerBlock):
@@ -114,10 +141,13 @@ class ParallelBlock(TransformerBlock):
         if cfg.separate_norms:
             self.norm_2 = make_norm(cfg, learn_gamma=cfg.learn_gamma, learn_delta=cfg.learn_delta)
 
-    def forward(self, x: Tensor, t: int, prepared: Tensor) -> Tensor:
+    def forward(self, x: Tensor, t: int, prepared: Tensor, cache: Cache | None = None) -> Tensor:
         g = self.norm(x)
         g_2 = g if self.norm_2 is None else self.norm_2(x)
-        return x + self.dropout(self.attention(g, prepared) + self.feedforward(g_2))
+        return x + self.dropout(self.attention(g, prepared, t, cache) + self.feedforward(g_2))
+
+    def keep(self, x: Tensor, t: int, prepared: Tensor, cache: Cache) -> None:
+        self.attention.read(self.norm(x), prepared, t, cache)
 
 
 class Attention(nn.Module):
@@ -133,9 +163,24 @@ class Attention(nn.Module):
         self.W_P = blank(cfg.width, cfg.width)
         self.b_P = blank(cfg.width) if cfg.bias else None
 
-    def forward(self, g: Tensor, W_QKV: Tensor) -> Tensor:
+    def read(
+        self, g: Tensor, W_QKV: Tensor, t: int, cache: Cache | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, and the keys and values that the cache now holds, or the tokens' own."""
         q, k, v = F.linear(g, W_QKV).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale)
+        if cache is None:
+            return q, k, v
+        kept = cache.put(t, 0, k), cache.put(t, 1, v)
+        return (q, k, v) if cache.is_empty else (q, *kept)
+
+    def forward(self, g: Tensor, W_QKV: Tensor, t: int, cache: Cache | None) -> Tensor:
+        q, k, v = self.read(g, W_QKV, t, cache)
+        if cache is None or cache.is_empty:
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale)
+        else:
+            assert cache.seen is not None
+            (k, mask), (v, _) = (cache.seen.window(kept, strict=False) for kept in (k, v))
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.scale)
         return F.linear(out.transpose(1, 2).flatten(-2), self.W_P, self.b_P)
 
 

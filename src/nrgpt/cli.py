@@ -144,28 +144,41 @@ def sample(
     prompt: Annotated[str, typer.Option(help="Text to continue.")] = "\n",
     tokens: Annotated[int, typer.Option(help="New tokens.")] = 200,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.8,
+    top_k: Annotated[int | None, typer.Option(help="Only the k likeliest tokens.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Only the likeliest with this sum.")] = None,
+    repetition_penalty: Annotated[float, typer.Option(help="Above 1: fewer repetitions.")] = 1.0,
+    cache: Annotated[str, typer.Option(help="exact, frozen (less memory) or none.")] = "exact",
     seed: int = 0,
     steps: Steps = None,
     step: Annotated[int | None, typer.Option(help="Checkpoint; default the best.")] = None,
 ) -> None:
-    """Let a trained model continue a text."""
+    """Let a trained model continue a text; it is printed as it comes."""
     import torch
 
-    from .generate import generate
+    from .generate import Sampling, stream
     from .runs import load_run
 
     loaded = load_run(run, step)
     tokenizer = loaded.tokenizer()
-    generator = torch.Generator().manual_seed(seed)
-    (new,) = generate(
+    start = tokenizer.encode(prompt)
+    sys.stdout.write(prompt)
+    new: list[int] = []
+    written = ""
+    for token in stream(
         loaded.model,
-        [tokenizer.encode(prompt)],
+        [start],
         max_new_tokens=tokens,
-        temperature=temperature,
-        generator=generator,
+        sampling=Sampling(repetition_penalty, temperature, top_k, top_p),
+        generator=torch.Generator().manual_seed(seed),
         steps=steps,
-    )
-    sys.stdout.write(prompt + tokenizer.decode(new) + "\n")
+        cache=cache,  # type: ignore[arg-type]
+    ):
+        new += token.values()
+        text = tokenizer.decode(new).rstrip("\ufffd")  # half of a character: wait for the rest
+        sys.stdout.write(text[len(written) :])
+        sys.stdout.flush()
+        written = text
+    sys.stdout.write("\n")
 
 
 @app.command()

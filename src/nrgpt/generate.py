@@ -1,57 +1,239 @@
-"""Continue texts: prompts of unequal length, greedy or sampled."""
+"""Continue texts: prompts of unequal length, greedy or sampled, all at once or as they come.
 
-from collections.abc import Iterator, Sequence
+Past the context. Positions are learned and absolute, so a window cannot slide without computing
+everything in it anew. It jumps: a text that has outgrown the context is seen from its last three
+quarters of a context on, until it has outgrown it again. Cached or not, the rule is the same.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
+from .cache import Cache
+from .config import check, check_choice
+from .energy.total import Extra
 from .model import LanguageModel
 
+CacheKind = Literal["exact", "frozen", "none"]
 
-@torch.no_grad()
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a token is chosen from the logits: in this order."""
+
+    repetition_penalty: float = 1.0
+    """Logits of tokens already in the text are divided by this (multiplied, if negative)."""
+    temperature: float = 0.0
+    """0 is greedy."""
+    top_k: int | None = None
+    """Only the k likeliest."""
+    top_p: float | None = None
+    """Only the likeliest that together have at least this probability."""
+
+    def __post_init__(self) -> None:
+        value = self.temperature
+        check(0 <= value < float("inf"), "temperature", value, "at least 0 (greedy) and finite")
+        check(self.top_k is None or self.top_k >= 1, "top_k", self.top_k, "at least 1, or None")
+        is_share = self.top_p is None or 0 < self.top_p <= 1
+        check(is_share, "top_p", self.top_p, "in (0, 1], or None")
+        value = self.repetition_penalty
+        check(0 < value < float("inf"), "repetition_penalty", value, "positive and finite")
+
+    def choose(
+        self, logits: Tensor, said: Tensor | None, generator: torch.Generator | None
+    ) -> Tensor:
+        """A token for each row of logits. ``said`` tells which tokens a row's text has."""
+        if said is not None:
+            weaker = torch.where(
+                logits > 0, logits / self.repetition_penalty, logits * self.repetition_penalty
+            )
+            logits = torch.where(said, weaker, logits)
+        if self.temperature == 0:
+            return logits.argmax(-1)
+        logits = logits / self.temperature
+        if self.top_k is not None and self.top_k < logits.shape[-1]:
+            least = logits.topk(self.top_k).values[:, -1:]
+            logits = logits.masked_fill(logits < least, float("-inf"))
+        probabilities = logits.softmax(-1)
+        if self.top_p is not None:
+            ordered, order = probabilities.sort(descending=True)
+            likelier = ordered.cumsum(-1) - ordered  # the probability of all before this one
+            dropped = torch.empty_like(likelier, dtype=torch.bool)
+            dropped.scatter_(-1, order, likelier >= self.top_p)
+            probabilities = probabilities.masked_fill(dropped, 0)
+        return torch.multinomial(probabilities, 1, generator=generator).squeeze(-1)
+
+
 def generate(
     model: LanguageModel,
     prompts: Sequence[Sequence[int]],
     *,
     max_new_tokens: int,
-    stop: int | None = None,
+    stop: int | Collection[int] | None = None,
     temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    repetition_penalty: float = 1.0,
     generator: torch.Generator | None = None,
     steps: int | None = None,
+    cache: CacheKind = "exact",
+    extra: Extra | None = None,
 ) -> list[list[int]]:
-    """The new tokens of each prompt, up to ``max_new_tokens`` or before the token ``stop``.
+    """The new tokens of each prompt: ``max_new_tokens``, or those before a token of ``stop``.
 
-    Temperature 0 is greedy. Past the model's context, the oldest tokens drop out of sight.
-    Prompts of unequal length stand left-aligned: what follows a token cannot change it.
+    ``cache`` "exact" gives what "none" gives, faster; "frozen" needs less memory and gives other
+    results (see nrgpt.cache). ``extra`` energy terms join in. ``generator`` must be on the
+    model's device.
     """
+    sampling = Sampling(repetition_penalty, temperature, top_k, top_p)
+    new: list[list[int]] = [[] for _ in prompts]
+    for tokens in stream(
+        model,
+        prompts,
+        max_new_tokens=max_new_tokens,
+        stop=stop,
+        sampling=sampling,
+        generator=generator,
+        steps=steps,
+        cache=cache,
+        extra=extra,
+    ):
+        for row, token in tokens.items():
+            new[row].append(token)
+    return new
+
+
+def stream(
+    model: LanguageModel,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    stop: int | Collection[int] | None = None,
+    sampling: Sampling | None = None,
+    generator: torch.Generator | None = None,
+    steps: int | None = None,
+    cache: CacheKind = "exact",
+    extra: Extra | None = None,
+) -> Iterator[dict[int, int]]:
+    """``generate`` token by token: the new token of each row that has not stopped."""
     if not prompts or any(len(prompt) == 0 for prompt in prompts):
         raise ValueError("every prompt must hold at least one token")
-    if max_new_tokens < 0:
-        raise ValueError(f"max_new_tokens = {max_new_tokens}: must be at least 0")
-    if not 0 <= temperature < float("inf"):
-        raise ValueError(f"temperature = {temperature}: must be at least 0 (greedy) and finite")
-    device = model.tokens.device
-    lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
-    rows = len(prompts)
-    text = torch.zeros(rows, int(lengths.max()) + max_new_tokens, dtype=torch.long, device=device)
-    for row, prompt in zip(text, prompts, strict=True):
-        row[: len(prompt)] = torch.tensor(prompt, device=device)
-    starts = lengths.clone()
-    running = torch.arange(rows, device=device)  # the rows that have not stopped
-    with evaluating(model):
-        for _ in range(max_new_tokens):
-            last = next_logits(model, text[running], lengths[running], steps)
-            token = choose(last, temperature, generator)
-            text[running, lengths[running]] = token
-            lengths[running] += 1
-            if stop is not None:
-                running = running[token != stop]
-                if len(running) == 0:
-                    break
-    spans = zip(text.tolist(), starts.tolist(), lengths.tolist(), strict=True)
-    new = [row[start:end] for row, start, end in spans]
-    return [tokens[:-1] if stop is not None and tokens[-1:] == [stop] else tokens for tokens in new]
+    check(max_new_tokens >= 0, "max_new_tokens", max_new_tokens, "at least 0")
+    check_choice("cache", cache, get_args(CacheKind))
+    # Said here, since a GPU would not say it.
+    model.check_vocabulary(torch.tensor([token for prompt in prompts for token in prompt]))
+    stops = {stop} if isinstance(stop, int) else set(stop or ())
+    return run(
+        Decoder(model, prompts, cache, steps, extra),
+        max_new_tokens,
+        stops,
+        sampling or Sampling(),
+        generator,
+    )
+
+
+def run(
+    decoder: "Decoder",
+    max_new_tokens: int,
+    stops: set[int],
+    sampling: Sampling,
+    generator: torch.Generator | None,
+) -> Iterator[dict[int, int]]:
+    said = decoder.said() if sampling.repetition_penalty != 1 else None
+    running = list(range(len(decoder.texts)))
+    for _ in range(max_new_tokens):
+        with torch.no_grad(), evaluating(decoder.model):
+            chosen = sampling.choose(decoder.next_logits(), said, generator)
+            if said is not None:
+                said.scatter_(1, chosen[:, None], True)
+        tokens = chosen.tolist()
+        decoder.append(tokens)
+        goes_on = [i for i, token in enumerate(tokens) if token not in stops]
+        yield {running[i]: tokens[i] for i in goes_on}
+        if len(goes_on) < len(running):
+            running = [running[i] for i in goes_on]
+            if not running:
+                return
+            decoder.keep_rows(goes_on)
+            said = None if said is None else said[goes_on]
+
+
+class Decoder:
+    """Texts that grow, the part of each that the model sees, and the cache of that part."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        prompts: Sequence[Sequence[int]],
+        kind: CacheKind,
+        steps: int | None,
+        extra: Extra | None,
+    ):
+        self.model, self.kind, self.steps, self.extra = model, kind, steps, extra
+        with torch.no_grad():
+            self.prepared = model.prepare(extra)
+        self.device = model.tokens.device
+        self.texts = [list(prompt) for prompt in prompts]
+        self.starts = [max(0, len(text) - model.cfg.context) for text in self.texts]
+        self.cache: Cache | None = None
+
+    def next_logits(self) -> Tensor:
+        """Logits after the last token of each text, shape (rows, vocabulary)."""
+        context = self.model.cfg.context
+        lengths = [len(text) - start for text, start in zip(self.texts, self.starts, strict=True)]
+        if max(lengths) > context:
+            kept = context - context // 4
+            self.starts = [
+                len(text) - kept if length > context else start
+                for text, length, start in zip(self.texts, lengths, self.starts, strict=True)
+            ]
+            self.cache = None  # positions have changed
+        if self.cache is None:
+            return self.whole_windows()
+        idx = torch.tensor([text[-1:] for text in self.texts], device=self.device)
+        x = self.model.extend(idx, self.cache, self.prepared, steps=self.steps)
+        self.cache.end(1)
+        return self.model.readout(x[:, 0]).float()
+
+    def whole_windows(self) -> Tensor:
+        """Compute all that is seen, left-aligned: what follows a token cannot change it."""
+        windows = [text[start:] for text, start in zip(self.texts, self.starts, strict=True)]
+        lengths = [len(window) for window in windows]
+        longest = max(lengths)
+        padded = [window + [0] * (longest - len(window)) for window in windows]
+        idx = torch.tensor(padded, device=self.device)
+        last = torch.tensor(lengths, device=self.device) - 1
+        rows = torch.arange(len(windows), device=self.device)
+        if self.kind == "none":
+            logits, _ = self.model(idx, steps=self.steps, extra=self.extra)
+            return logits[rows, last].float()
+        self.cache = Cache(self.model.cfg.context, frozen=self.kind == "frozen")
+        x = self.model.extend(idx, self.cache, self.prepared, steps=self.steps)
+        self.cache.end(lengths)
+        return self.model.readout(x[rows, last]).float()
+
+    def append(self, tokens: Sequence[int]) -> None:
+        for text, token in zip(self.texts, tokens, strict=True):
+            text.append(token)
+
+    def keep_rows(self, rows: Sequence[int]) -> None:
+        self.texts = [self.texts[row] for row in rows]
+        self.starts = [self.starts[row] for row in rows]
+        if self.cache is not None:
+            self.cache.keep_rows(rows)
+
+    def said(self) -> Tensor:
+        """Which tokens each text has, shape (rows, vocabulary)."""
+        said = torch.zeros(
+            len(self.texts), self.model.cfg.vocab_size, dtype=torch.bool, device=self.device
+        )
+        for row, text in zip(said, self.texts, strict=True):
+            row[torch.tensor(text, device=self.device)] = True
+        return said
 
 
 @contextmanager
@@ -63,21 +245,3 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         model.train(was_training)
-
-
-def next_logits(model: LanguageModel, text: Tensor, lengths: Tensor, steps: int | None) -> Tensor:
-    """Logits after the last token of each row, from at most ``context`` tokens before it."""
-    context = model.cfg.context
-    span = min(int(lengths.max()), context)
-    first = (lengths - context).clamp(min=0)
-    columns = (first[:, None] + torch.arange(span, device=text.device)).clamp(max=text.shape[1] - 1)
-    logits, _ = model(text.gather(1, columns), steps=steps)
-    at = lengths - first - 1
-    return logits[torch.arange(len(text), device=text.device), at].float()
-
-
-def choose(logits: Tensor, temperature: float, generator: torch.Generator | None) -> Tensor:
-    if temperature == 0:
-        return logits.argmax(-1)
-    probabilities = (logits / temperature).softmax(-1)
-    return torch.multinomial(probabilities, 1, generator=generator).squeeze(-1)

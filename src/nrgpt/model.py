@@ -1,8 +1,9 @@
 """The language model: embed, T steps, read out. One loop for NRGPT and every baseline."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from .block import EnergyBlock, make_blocks
+from .cache import Cache
 from .certificate import Certificate, Finding, Guarantee
 from .config import ModelConfig
 from .energy.total import Extra
@@ -84,7 +86,7 @@ class LanguageModel(nn.Module):
     ) -> Iterator[Tensor]:
         """x before the first step and after each one, shape (batch, tokens, width)."""
         steps = self.check_steps(steps)
-        prepared = [block.prepare(extra) for block in self.blocks]  # type: ignore[operator]
+        prepared = self.prepare(extra)
         x = self.embed(idx)
         yield x
         for t in range(steps):
@@ -95,7 +97,30 @@ class LanguageModel(nn.Module):
                 x = self.blocks[i](x, t, prepared[i])
             yield x
 
-    def embed(self, idx: Tensor) -> Tensor:
+    def prepare(self, extra: Extra | None = None) -> list[Any]:
+        """What each block computes once for all of its steps."""
+        return [block.prepare(extra) for block in self.blocks]  # type: ignore[operator]
+
+    def extend(
+        self, idx: Tensor, cache: Cache, prepared: list[Any], *, steps: int | None = None
+    ) -> Tensor:
+        """The last states of tokens that follow those in the cache; their keys go into it.
+        ``cache.end`` must follow."""
+        steps = self.check_steps(steps)
+        if cache.frozen and self.cfg.block == "gpt":
+            raise ValueError("a frozen cache is for recurrent models: a gpt's blocks differ")
+        rows, tokens = idx.shape
+        cache.begin(rows, tokens, idx.device)
+        x = self.embed(idx, cache.positions())
+        for t in range(steps):
+            i = t % len(self.blocks)
+            x = self.blocks[i](x, t, prepared[i], cache)
+        if cache.frozen:
+            self.blocks[0].keep(x, 0, prepared[0], cache)  # type: ignore[operator]
+        return x
+
+    def embed(self, idx: Tensor, positions: Tensor | None = None) -> Tensor:
+        """Token and position embeddings; positions are 0, 1, ... unless given, (batch, tokens)."""
         if idx.dim() != 2:
             raise ValueError(f"idx has shape {tuple(idx.shape)}; it must be (batch, tokens)")
         if not 1 <= idx.shape[1] <= self.cfg.context:
@@ -106,7 +131,11 @@ class LanguageModel(nn.Module):
             raise ValueError(f"idx is of type {idx.dtype}; it must be int64 or int32")
         if idx.device.type == "cpu" and not torch.compiler.is_compiling():
             self.check_vocabulary(idx)
-        return self.dropout(F.embedding(idx, self.tokens) + self.positions[: idx.shape[1]])
+        if positions is None:
+            where = self.positions[: idx.shape[1]]
+        else:
+            where = F.embedding(positions, self.positions)
+        return self.dropout(F.embedding(idx, self.tokens) + where)
 
     def check_vocabulary(self, idx: Tensor) -> None:
         """A clear error for a stray token. (On a GPU, looking would make it wait.)"""
@@ -133,6 +162,12 @@ class LanguageModel(nn.Module):
                 "blocks of this gpt; only recurrent models can take more steps than trained"
             )
         return steps
+
+    def generate(self, prompts: Sequence[Sequence[int]], **options: Any) -> list[list[int]]:
+        """The new tokens of each prompt; see nrgpt.generate.generate for the options."""
+        from .generate import generate
+
+        return generate(self, prompts, **options)
 
     @property
     def energy_block(self) -> EnergyBlock:

@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ..cache import Seen
 from ..certificate import Finding, Guarantee
 from ..init import blank
-from ..kernels.attention import attend, logsumexp_scores
+from ..kernels.attention import attend, attend_among, logsumexp_scores
 from .term import EnergyTerm, Readout
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class AttentionEnergy(EnergyTerm):
 
     def keys(self, z: Tensor, g: Tensor) -> Tensor:
         if self.full:
-            return g.unsqueeze(1).expand(-1, self.heads, -1, -1)
+            return g.unsqueeze(1)  # one set for all heads
         return self.split(z[..., self.queries :])
 
     def energy(self, z: Tensor, keys: Tensor | None) -> Tensor:
@@ -77,14 +78,28 @@ class AttentionEnergy(EnergyTerm):
     def force(self, z: Tensor, keys: Tensor | None) -> Tensor:
         assert keys is not None
         q = self.split(z[..., : self.queries])
-        on_q = self.weighted(attend(q, keys, self.beta, strict=self.mask == "strict"))
+        on_q = attend(q, keys, self.beta, strict=self.mask == "strict")
         if self.mask != "inclusive":
-            return self.merge(on_q)
-        log_sum = logsumexp_scores(q, keys, self.beta, strict=False)
+            return self.merge(self.weighted(on_q))
+        return self.with_own_key(q, keys, on_q, logsumexp_scores(q, keys, self.beta, strict=False))
+
+    def force_among(self, z: Tensor, keys: Tensor, kept: Tensor, seen: Seen) -> Tensor:
+        q = self.split(z[..., : self.queries])
+        kept, mask = seen.window(kept, strict=self.mask == "strict")
+        on_q = attend_among(q, kept, self.beta, mask)
+        if self.mask != "inclusive":
+            return self.merge(self.weighted(on_q))
+        scores = self.beta * (q @ kept.transpose(-2, -1))
+        if mask is not None:
+            scores = scores.masked_fill(~mask, float("-inf"))
+        return self.with_own_key(q, keys, on_q, scores.logsumexp(-1))
+
+    def with_own_key(self, q: Tensor, keys: Tensor, on_q: Tensor, log_sum: Tensor) -> Tensor:
+        """The force on q, and beside it the one on the token's own key."""
         p_self = torch.exp(self.beta * (q * keys).sum(-1) - log_sum)
         on_k = self.weighted(p_self.unsqueeze(-1) * q)
         on_k = on_k.sum(1) if self.full else self.merge(on_k)
-        return torch.cat([self.merge(on_q), on_k], dim=-1)
+        return torch.cat([self.merge(self.weighted(on_q)), on_k], dim=-1)
 
     def split(self, z: Tensor) -> Tensor:
         """(batch, tokens, heads x size) -> (batch, heads, tokens, size)."""

@@ -29,6 +29,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..cache import Seen
 from ..certificate import Finding, Guarantee
 
 
@@ -72,6 +73,14 @@ class EnergyTerm(nn.Module, ABC):
                 "gives the force on every row of z; write force(), or leave written at None"
             )
         return torch.func.grad(lambda z: -self.energy(z, keys).sum())(z)
+
+    def force_among(self, z: Tensor, keys: Tensor, kept: Tensor, seen: Seen) -> Tensor:
+        """``force`` of new tokens in cached decoding: their own keys are among the ``kept`` ones of
+        all tokens, of which they may see what ``seen`` says. Only for terms with keys."""
+        raise ValueError(
+            f"{type(self).__name__} has keys but no force_among(), which decoding with a cache "
+            'asks for; write it, or generate with cache="none"'
+        )
 
     def guarantee(self) -> Finding:
         """EVERY_STEP for an energy that is concave in z, SMALL_STEPS for any other whose force

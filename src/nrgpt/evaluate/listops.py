@@ -10,7 +10,7 @@ from rich.table import Table
 
 from ..data.listops import MARKS, TestExpression, render
 from ..data.tokenizer import SymbolTokenizer, Tokenizer
-from ..generate import generate
+from ..generate import CacheKind, generate
 from ..model import LanguageModel
 
 SHOWN = 3
@@ -120,6 +120,7 @@ def listops_accuracy(
     *,
     batch_size: int = 256,
     steps: int | None = None,
+    cache: CacheKind = "exact",
     progress: bool = False,
 ) -> ListOpsResult:
     """Let the model solve every test, greedily.
@@ -136,7 +137,7 @@ def listops_accuracy(
     generated: dict[int, list[int]] = {}
     for batch in track(batches, "ListOps accuracy", disable=not progress):
         prompts = [tests[i].prompt for i in batch]
-        new = generate(model, prompts, max_new_tokens=room, stop=end, steps=steps)
+        new = generate(model, prompts, max_new_tokens=room, stop=end, steps=steps, cache=cache)
         generated.update(zip(batch, new, strict=True))
     return score_all(tests, [generated[i] for i in range(len(tests))], symbols, room)
 

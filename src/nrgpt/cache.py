@@ -1,0 +1,102 @@
+"""What decoding keeps of the tokens so far, so that each new one is computed alone.
+
+Token B at step t depends on nothing after it. So the keys that it shows to later tokens at step t
+can be kept, one set for each step: the exact cache. With keys equal to values, that is all.
+
+The frozen cache keeps one set only: the keys of each token's last state. A new token then moves in
+the field of a past at rest, which is what the descent theorem assumes, but not what the model was
+trained with. It needs 1/T of the memory and gives other (close) results.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class Cache:
+    """Keys by step and slot, each (rows, heads, capacity, size); a slot is one kind of key.
+
+    ``begin`` announces tokens, ``put`` keeps their keys, ``end`` says that they are all there.
+    """
+
+    def __init__(self, capacity: int, *, frozen: bool = False):
+        self.capacity = capacity
+        self.frozen = frozen
+        self.lengths: list[int] = []
+        """Tokens held, for each row."""
+        self.kept: dict[tuple[int, int], Tensor] = {}
+        self.seen: Seen | None = None
+
+    def begin(self, rows: int, tokens: int, device: torch.device) -> None:
+        """The next ``tokens`` tokens of each row are about to be computed."""
+        if not self.lengths:
+            self.lengths = [0] * rows
+        if rows != len(self.lengths):
+            raise ValueError(f"idx has {rows} rows; this cache holds {len(self.lengths)}")
+        if max(self.lengths) + tokens > self.capacity:
+            raise ValueError(
+                f"the cache holds {max(self.lengths)} tokens; {tokens} more do not fit into its "
+                f"capacity of {self.capacity}"
+            )
+        self.seen = Seen(self.lengths, tokens, device)
+
+    @property
+    def is_empty(self) -> bool:
+        return not any(self.lengths)
+
+    def positions(self) -> Tensor:
+        """Of the announced tokens, (rows, tokens)."""
+        assert self.seen is not None
+        return self.seen.positions
+
+    def put(self, t: int, slot: int, keys: Tensor) -> Tensor:
+        """Keep the announced tokens' keys (rows, heads, tokens, size) of step t; returns those of
+        all tokens, with places to spare."""
+        assert self.seen is not None
+        place = (0 if self.frozen else t, slot)
+        if place not in self.kept:
+            rows, heads, _, size = keys.shape
+            self.kept[place] = keys.new_zeros(rows, heads, self.capacity, size)
+        kept = self.kept[place]
+        if self.seen.is_even:
+            first = self.lengths[0]
+            kept[:, :, first : first + keys.shape[2]] = keys
+        else:
+            kept[self.seen.rows, :, self.seen.positions] = keys.transpose(1, 2)
+        return kept
+
+    def end(self, tokens: int | Sequence[int]) -> None:
+        """The announced tokens are there: all of them or, row by row, as many as count (the rest
+        was padding)."""
+        counts = [tokens] * len(self.lengths) if isinstance(tokens, int) else tokens
+        self.lengths = [n + count for n, count in zip(self.lengths, counts, strict=True)]
+        self.seen = None
+
+    def keep_rows(self, rows: Sequence[int]) -> None:
+        """Forget the other rows."""
+        self.lengths = [self.lengths[row] for row in rows]
+        self.kept = {place: kept[list(rows)] for place, kept in self.kept.items()}
+
+
+class Seen:
+    """Which of the kept tokens each announced token may see."""
+
+    def __init__(self, lengths: Sequence[int], tokens: int, device: torch.device):
+        self.is_even = len(set(lengths)) == 1
+        self.stop = max(lengths) + tokens
+        self.single = self.is_even and tokens == 1
+        first = torch.tensor(lengths, device=device)[:, None]
+        self.positions = first + torch.arange(tokens, device=device)
+        self.rows = torch.arange(len(lengths), device=device)[:, None]
+        self.masks: dict[bool, Tensor] = {}
+
+    def window(self, kept: Tensor, *, strict: bool) -> tuple[Tensor, Tensor | None]:
+        """The kept keys that matter, and a mask (rows, 1, tokens, keys) where not all are seen."""
+        if self.single:  # every row has one new token, at the same place
+            return kept[:, :, : self.stop - 1 if strict else self.stop], None
+        if strict not in self.masks:
+            there = torch.arange(self.stop, device=kept.device)
+            here = self.positions[:, None, :, None]
+            self.masks[strict] = there < here if strict else there <= here
+        return kept[:, :, : self.stop], self.masks[strict]
