@@ -164,17 +164,34 @@ def test_dropout_is_on_embeddings_and_updates_only(block):
     idx, _ = make_tokens(cfg, batch=50)
     clean = randomised(config(block=block, steps=1))
     clean.load_state_dict(model.state_dict())
-    first = model.embed(idx)
+    first, last = model.states(idx)
     assert 0.4 < (first == 0).double().mean() < 0.6
     kept = first != 0
     assert relative(first[kept], 2 * clean.embed(idx)[kept]) < 1e-12
     if block in ("nrgpt", "rgpt_parallel"):
-        prepared = model.blocks[0].prepare()
-        update = model.blocks[0](first, 0, prepared) - first
+        update = last - first
         whole = clean.blocks[0](first, 0, clean.blocks[0].prepare()) - first
         kept = update.abs() > 1e-12
         assert 0.4 < kept.double().mean() < 0.6
         assert relative(update[kept], 2 * whole[kept]) < 1e-9
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_given_masks_are_the_ones_that_would_be_drawn(block):
+    model = randomised(config(block=block, dropout=0.3)).train()
+    idx, targets = make_tokens(model.cfg)
+    torch.manual_seed(5)
+    drawn, _ = model(idx, targets)
+    torch.manual_seed(5)
+    masks = model.draw_masks(*idx.shape)
+    given, _ = model(idx, targets, masks=masks)
+    assert torch.equal(drawn, given)
+    other, _ = model(idx, targets)
+    assert not torch.equal(other, given)
+    for i in range(len(masks)):  # each of them has a say
+        changed = masks.clone()
+        changed[i] = 1 / 0.7 - changed[i]
+        assert not torch.equal(model(idx, masks=changed)[0], given)
 
 
 def test_dropout_is_off_in_evaluation():

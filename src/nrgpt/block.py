@@ -1,8 +1,9 @@
 """One inference step, x <- block(x): the gradient of an energy, or a transformer block.
 
 Every block has ``prepare``, called once per forward pass for what its steps share, and is then
-called as ``block(x, t, prepared)``. The model's loop knows no more than this. With a ``cache``, x
-holds new tokens only, which see the earlier ones through their kept keys.
+called as ``block(x, t, prepared)``. The model's loop knows no more than this. Two things may be
+added: ``masks``, one for each of the block's ``updates``, is what dropout multiplies them with;
+with a ``cache``, x holds new tokens only, which see the earlier ones through their kept keys.
 """
 
 from typing import NamedTuple
@@ -21,6 +22,11 @@ from .norm import make_norm
 from .rate import make_rate
 
 
+def dropped(update: Tensor, masks: Tensor | None, number: int = 0) -> Tensor:
+    """A block's update after dropout, if there is any."""
+    return update if masks is None else update * masks[number]
+
+
 class Folded(NamedTuple):
     """A term's weights for one forward pass, eta folded into the way back."""
 
@@ -37,6 +43,8 @@ class EnergyBlock(nn.Module):
     reads with R and writes with eta R^T. No autograd inside.
     """
 
+    updates = 1
+
     def __init__(self, cfg: ModelConfig):
         super().__init__()
         self.norm = make_norm(cfg, learn_gamma=cfg.learn_gamma, learn_delta=cfg.learn_delta)
@@ -47,7 +55,6 @@ class EnergyBlock(nn.Module):
             }
         )
         self.rate = make_rate(cfg)
-        self.dropout = nn.Dropout(cfg.dropout)
 
     def prepare(self, extra: Extra | None = None) -> list[Folded]:
         return [self.fold(term) for _, term in self.energy.named_terms(extra)]
@@ -84,9 +91,14 @@ class EnergyBlock(nn.Module):
         return self.rate.apply_step(update, t, x, self.norm)
 
     def forward(
-        self, x: Tensor, t: int, prepared: list[Folded], cache: Cache | None = None
+        self,
+        x: Tensor,
+        t: int,
+        prepared: list[Folded],
+        masks: Tensor | None = None,
+        cache: Cache | None = None,
     ) -> Tensor:
-        return x + self.dropout(self.update(x, t, prepared, cache))
+        return x + dropped(self.update(x, t, prepared, cache), masks)
 
     def keep(self, x: Tensor, t: int, prepared: list[Folded], cache: Cache) -> None:
         """Let the cache hold the keys of x as those of step t."""
@@ -104,7 +116,6 @@ class TransformerBlock(nn.Module):
         super().__init__()
         self.attention = Attention(cfg)
         self.feedforward = FeedForward(cfg)
-        self.dropout = nn.Dropout(cfg.dropout)
 
     def prepare(self, extra: Extra | None = None) -> Tensor:
         """W_Q, W_K and W_V as one matrix."""
@@ -118,14 +129,23 @@ class TransformerBlock(nn.Module):
 class SequentialBlock(TransformerBlock):
     """Pre-norm GPT block: attention, then feed-forward."""
 
+    updates = 2
+
     def __init__(self, cfg: ModelConfig):
         super().__init__(cfg)
         self.norm_1 = make_norm(cfg, learn_gamma=cfg.learn_gamma, learn_delta=cfg.learn_delta)
         self.norm_2 = make_norm(cfg, learn_gamma=cfg.learn_gamma, learn_delta=cfg.learn_delta)
 
-    def forward(self, x: Tensor, t: int, prepared: Tensor, cache: Cache | None = None) -> Tensor:
-        x = x + self.dropout(self.attention(self.norm_1(x), prepared, t, cache))
-        return x + self.dropout(self.feedforward(self.norm_2(x)))
+    def forward(
+        self,
+        x: Tensor,
+        t: int,
+        prepared: Tensor,
+        masks: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        x = x + dropped(self.attention(self.norm_1(x), prepared, t, cache), masks, 0)
+        return x + dropped(self.feedforward(self.norm_2(x)), masks, 1)
 
     def keep(self, x: Tensor, t: int, prepared: Tensor, cache: Cache) -> None:
         self.attention.read(self.norm_1(x), prepared, t, cache)
@@ -134,6 +154,8 @@ class SequentialBlock(TransformerBlock):
 class ParallelBlock(TransformerBlock):
     """GPT-J block, paper eq. parallel-transformer: x <- x + AT(g) + FF(g), g = norm(x)."""
 
+    updates = 1
+
     def __init__(self, cfg: ModelConfig):
         super().__init__(cfg)
         self.norm = make_norm(cfg, learn_gamma=cfg.learn_gamma, learn_delta=cfg.learn_delta)
@@ -141,10 +163,17 @@ class ParallelBlock(TransformerBlock):
         if cfg.separate_norms:
             self.norm_2 = make_norm(cfg, learn_gamma=cfg.learn_gamma, learn_delta=cfg.learn_delta)
 
-    def forward(self, x: Tensor, t: int, prepared: Tensor, cache: Cache | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        t: int,
+        prepared: Tensor,
+        masks: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
         g = self.norm(x)
         g_2 = g if self.norm_2 is None else self.norm_2(x)
-        return x + self.dropout(self.attention(g, prepared, t, cache) + self.feedforward(g_2))
+        return x + dropped(self.attention(g, prepared, t, cache) + self.feedforward(g_2), masks)
 
     def keep(self, x: Tensor, t: int, prepared: Tensor, cache: Cache) -> None:
         self.attention.read(self.norm(x), prepared, t, cache)

@@ -44,7 +44,6 @@ class LanguageModel(nn.Module):
         self.cfg = cfg
         self.tokens = blank(cfg.vocab_size, cfg.width)
         self.positions = blank(cfg.context, cfg.width)
-        self.dropout = nn.Dropout(cfg.dropout)
         self.blocks = make_blocks(cfg)
         self.final_norm = make_norm(cfg)
         self.head = None if cfg.tied else blank(cfg.vocab_size, cfg.width)
@@ -58,14 +57,16 @@ class LanguageModel(nn.Module):
         *,
         steps: int | None = None,
         extra: Extra | None = None,
+        masks: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Logits (batch, tokens, vocabulary) and, given targets, their mean cross-entropy.
 
         ``steps`` may differ from the trained number (for gpt it may only be smaller).
-        ``extra`` terms are added to the energy for this call.
+        ``extra`` terms are added to the energy for this call. ``masks`` are dropout's, from
+        ``draw_masks``; a model in training mode draws them itself.
         """
-        for x in self.states(idx, steps=steps, extra=extra):  # noqa: B007 (the last one counts)
-            pass
+        for x in self.states(idx, steps=steps, extra=extra, masks=masks):  # noqa: B007
+            pass  # the last one counts
         logits = self.readout(x)
         if targets is None:
             return logits, None
@@ -82,20 +83,48 @@ class LanguageModel(nn.Module):
         return logits, loss
 
     def states(
-        self, idx: Tensor, *, steps: int | None = None, extra: Extra | None = None
+        self,
+        idx: Tensor,
+        *,
+        steps: int | None = None,
+        extra: Extra | None = None,
+        masks: Tensor | None = None,
     ) -> Iterator[Tensor]:
         """x before the first step and after each one, shape (batch, tokens, width)."""
         steps = self.check_steps(steps)
         prepared = self.prepare(extra)
         x = self.embed(idx)
+        if masks is None and self.training and self.cfg.dropout > 0:
+            masks = self.draw_masks(*idx.shape, steps=steps)
+        if masks is not None:
+            x = x * masks[0]
         yield x
         for t in range(steps):
             i = t % len(self.blocks)
+            arguments = (x, t, prepared[i], None if masks is None else self.masks_at(masks, t))
             if self.checkpoint_steps and torch.is_grad_enabled():
-                x = checkpoint(self.blocks[i], x, t, prepared[i], use_reentrant=False)
+                x = checkpoint(self.blocks[i], *arguments, use_reentrant=False)
             else:
-                x = self.blocks[i](x, t, prepared[i])
+                x = self.blocks[i](*arguments)
             yield x
+
+    def draw_masks(self, batch: int, tokens: int, *, steps: int | None = None) -> Tensor:
+        """What dropout multiplies the embeddings and then every update with: zeros, and
+        1 / (1 - p) to make up for them. Drawn beforehand, so that a run is a function of its seed
+        alone, whatever it is computed with."""
+        number = 1 + (self.cfg.steps if steps is None else steps) * self.updates
+        p = self.cfg.dropout
+        kept = torch.rand(number, batch, tokens, self.cfg.width, device=self.tokens.device) >= p
+        return kept.to(self.tokens.dtype) / (1 - p)
+
+    def masks_at(self, masks: Tensor, t: int) -> Tensor:
+        first = 1 + t * self.updates
+        return masks[first : first + self.updates]
+
+    @property
+    def updates(self) -> int:
+        """How many updates a block makes, one after the other."""
+        return self.blocks[0].updates  # type: ignore[return-value]
 
     def prepare(self, extra: Extra | None = None) -> list[Any]:
         """What each block computes once for all of its steps."""
@@ -114,7 +143,7 @@ class LanguageModel(nn.Module):
         x = self.embed(idx, cache.positions())
         for t in range(steps):
             i = t % len(self.blocks)
-            x = self.blocks[i](x, t, prepared[i], cache)
+            x = self.blocks[i](x, t, prepared[i], None, cache)
         if cache.frozen:
             self.blocks[0].keep(x, 0, prepared[0], cache)  # type: ignore[operator]
         return x
@@ -135,7 +164,7 @@ class LanguageModel(nn.Module):
             where = self.positions[: idx.shape[1]]
         else:
             where = F.embedding(positions, self.positions)
-        return self.dropout(F.embedding(idx, self.tokens) + where)
+        return F.embedding(idx, self.tokens) + where
 
     def check_vocabulary(self, idx: Tensor) -> None:
         """A clear error for a stray token. (On a GPU, looking would make it wait.)"""
