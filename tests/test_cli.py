@@ -9,12 +9,6 @@ from nrgpt.presets import PRESETS
 QUICK = ["iterations=6", "eval_every=6", "eval_batches=1", "data.listops.test=5"]
 
 
-@pytest.fixture(autouse=True)
-def folders(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("NRGPT_DATA", raising=False)
-
-
 def nrgpt(*arguments, code=0):
     result = CliRunner().invoke(app, list(arguments))
     assert result.exit_code == code, result.output

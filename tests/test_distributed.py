@@ -13,14 +13,6 @@ from safetensors.torch import load_file
 
 from nrgpt.train.checkpoint import newest_valid
 
-
-@pytest.fixture(autouse=True)
-def folders(tmp_path, monkeypatch, tmp_path_factory):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("NRGPT_DATA", str(tmp_path_factory.getbasetemp() / "data"))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-
-
 SHORT = (
     "debug",
     "iterations=12",

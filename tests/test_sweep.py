@@ -12,12 +12,6 @@ from nrgpt.train.faults import DIVERGED, TrainingError
 QUICK = ("iterations=6", "eval_every=6", "eval_batches=1", "data.listops.test=5")
 
 
-@pytest.fixture(autouse=True)
-def folders(tmp_path, monkeypatch, tmp_path_factory):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("NRGPT_DATA", str(tmp_path_factory.getbasetemp() / "data"))
-
-
 def run(*assignments, **options):
     cfg = override(PRESETS["debug"](), QUICK)
     return sweep.run_sweep("debug", cfg, assignments, **options)

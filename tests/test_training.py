@@ -22,14 +22,6 @@ from nrgpt.train.faults import TrainingError
 from nrgpt.train.optim import make_optimisers, rate_at
 
 
-@pytest.fixture(autouse=True)
-def folders(tmp_path, monkeypatch, tmp_path_factory):
-    """Work in a folder of our own, with one dataset for all tests."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("NRGPT_DATA", str(tmp_path_factory.getbasetemp() / "data"))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-
-
 def debug(*overrides: str) -> TrainConfig:
     return override(PRESETS["debug"](), overrides)
 

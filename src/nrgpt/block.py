@@ -17,6 +17,7 @@ from .config import ModelConfig
 from .energy import FEEDFORWARD, AttentionEnergy, EnergyTerm, Readout, TotalEnergy
 from .energy.total import Extra, read
 from .init import blank
+from .kernels.attention import causal_attention
 from .kernels.pointwise import ACTIVATIONS
 from .norm import make_norm
 from .rate import make_rate
@@ -205,7 +206,7 @@ class Attention(nn.Module):
     def forward(self, g: Tensor, W_QKV: Tensor, t: int, cache: Cache | None) -> Tensor:
         q, k, v = self.read(g, W_QKV, t, cache)
         if cache is None or cache.is_empty:
-            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale)
+            out = causal_attention(q, k, v, self.scale)
         else:
             assert cache.seen is not None
             (k, mask), (v, _) = (cache.seen.window(kept, strict=False) for kept in (k, v))

@@ -83,18 +83,37 @@ def train(
     name: Annotated[str, typer.Argument(metavar="PRESET", help="See `nrgpt presets`.")],
     overrides: Overrides = None,
     to: Annotated[Path | None, typer.Option(help="Run folder; default below runs/.")] = None,
+    packed: Annotated[
+        bool, typer.Option(help="Many runs in one process: give fields several values.")
+    ] = False,
 ) -> None:
     """Train a preset, or go on where it was stopped: type the same command again.
 
     On several GPUs: torchrun --nproc-per-node 8 -m nrgpt train PRESET
+
+    Several seeds and learning rates together: nrgpt train PRESET --packed seeds=8 lr=1e-3,2e-3
     """
     from .train.loop import train as train_run
 
+    if packed:
+        several = [packed_field(assignment) for assignment in overrides or []]
+        sweep(name, several, to or Path("runs") / f"{name}-packed", packed=1_000)
+        return
     cfg = override(preset(name), overrides or [])
     folder = to or default_run(name, cfg)
     result = train_run(cfg, folder)
     screen.print_json(data=result)
     screen.print(f"everything is in {folder}")
+
+
+def packed_field(assignment: str) -> str:
+    """seeds=3 is short for seed=0,1,2; lr is short for optimiser.lr."""
+    key, _, value = assignment.lstrip("-").partition("=")
+    if key == "seeds":
+        if not value.isdecimal() or int(value) < 1:
+            raise ValueError(f"seeds={value}: must be a whole number, at least 1")
+        return "seed=" + ",".join(map(str, range(int(value))))
+    return f"optimiser.lr={value}" if key == "lr" else assignment
 
 
 @app.command()
@@ -122,18 +141,29 @@ def sweep(
     grid: Annotated[str | None, typer.Option(help="A named grid of the paper's.")] = None,
     trials: Annotated[int | None, typer.Option(help="Search with Optuna instead.")] = None,
     storage: Annotated[str | None, typer.Option(help="Optuna storage URL.")] = None,
+    packed: Annotated[
+        int | None, typer.Option(help="Train this many runs of one shape at a time, together.")
+    ] = None,
 ) -> None:
     """Train a preset many times: all combinations of comma-separated values, or a search.
 
     nrgpt sweep shakespeare_nrgpt_ff2w model.width=64,128 seed=0,1,2
 
     nrgpt sweep debug optimiser.lr=log(1e-4,1e-2) --trials 20
+
+    nrgpt sweep listops_nrgpt_ff2w --grid listops_widths seed=0,1,2 --packed 16
     """
     from .sweep import run_sweep
 
-    folder = to or Path("sweeps") / name
     run_sweep(
-        name, preset(name), overrides or [], folder, grid=grid, trials=trials, storage=storage
+        name,
+        preset(name),
+        overrides or [],
+        to or Path("sweeps") / name,
+        grid=grid,
+        trials=trials,
+        storage=storage,
+        packed=packed,
     )
 
 

@@ -19,6 +19,7 @@ from .overrides import override, parse
 from .train.config import TrainConfig
 from .train.faults import DIVERGED, TrainingError
 from .train.loop import check_config, train
+from .train.packed import shape_of, train_packed
 
 screen = Console()
 OBJECTIVE = "val_loss_full"
@@ -34,16 +35,20 @@ def run_sweep(
     grid: str | None = None,
     trials: int | None = None,
     storage: str | None = None,
+    packed: int | None = None,
 ) -> list[dict[str, Any]]:
-    """Run all there is to run; returns, prints and plots a row for each."""
+    """Run all there is to run; returns, prints and plots a row for each. ``packed`` runs of one
+    shape are trained at a time, in one process; one by one if it is None."""
     choices = read_choices(assignments)
     if grid is not None:
         from .presets import GRIDS
 
         check_choice("grid", grid, GRIDS)
         choices = {key: list(map(str, values)) for key, values in GRIDS[grid].items()} | choices
+    if packed is not None and trials is not None:
+        raise ValueError("packed: a search learns from one run after the other; leave out --trials")
     if trials is None:
-        rows = run_grid(cfg, choices, folder)
+        rows = run_grid(cfg, choices, folder, packed)
     else:
         rows = run_search(name, cfg, choices, folder, trials, storage)
     rows.sort(key=lambda row: row[OBJECTIVE] if row[OBJECTIVE] is not None else float("inf"))
@@ -83,21 +88,43 @@ def run_one(cfg: TrainConfig, chosen: dict[str, Any], folder: Path) -> dict[str,
         return {**chosen, OBJECTIVE: None, "error": str(error), "run": folder.name}
 
 
-def run_grid(cfg: TrainConfig, choices: dict[str, list[str]], folder: Path) -> list[dict[str, Any]]:
+def run_grid(
+    cfg: TrainConfig, choices: dict[str, list[str]], folder: Path, packed: int | None
+) -> list[dict[str, Any]]:
     for key, values in choices.items():
         if RANGE.fullmatch(values[0]):
             raise ValueError(f"{key}={values[0]}: a range needs a search; add --trials N")
     combinations = [
         dict(zip(choices, values, strict=True)) for values in itertools.product(*choices.values())
     ]
-    for chosen in combinations:  # all must be possible before the first one starts
-        override(cfg, [f"{key}={value}" for key, value in chosen.items()])
+    # All must be possible before the first one starts.
+    cfgs = [override(cfg, [f"{k}={v}" for k, v in chosen.items()]) for chosen in combinations]
+    if packed is not None:
+        run_packed(cfgs, [folder / folder_name(chosen) for chosen in combinations], packed)
     rows = []
     for number, chosen in enumerate(combinations, 1):
         own = folder / folder_name(chosen)
         screen.print(f"run {number} of {len(combinations)}: {own.name}", highlight=False)
         rows.append(run_one(cfg, chosen, own))
     return rows
+
+
+def run_packed(cfgs: list[TrainConfig], folders: list[Path], limit: int) -> None:
+    """Train what is not finished yet, runs of one shape together, at most ``limit`` at a time."""
+    groups: dict[str, list[tuple[TrainConfig, Path]]] = {}
+    for cfg, folder in zip(cfgs, folders, strict=True):
+        path = folder / "result.json"
+        if not path.exists() or json.loads(path.read_text())["step"] < cfg.iterations:
+            groups.setdefault(repr(shape_of(cfg)), []).append((cfg, folder))
+    for group in groups.values():
+        for i in range(0, len(group), limit):
+            pack = group[i : i + limit]
+            screen.print(f"{len(pack)} runs together: {', '.join(f.name for _, f in pack)}")
+            try:
+                train_packed([cfg for cfg, _ in pack], [folder for _, folder in pack])
+            except TrainingError as error:  # run_one comes to the run in question again
+                if error.code != DIVERGED:
+                    raise
 
 
 def run_search(

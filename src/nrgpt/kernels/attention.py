@@ -6,20 +6,70 @@ keys 0..N-2 under an ordinary causal mask. The first token sees nothing and gets
 construction: a softmax over an empty set has no gradient.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+_merges_packed = False
+
+
+@contextmanager
+def packed_attention() -> Iterator[None]:
+    """Inside, attention under torch.vmap takes the packed dimension for a part of the batch. (For
+    some of its kernels vmap knows no better than a loop.)"""
+    global _merges_packed
+    _merges_packed = True
+    try:
+        yield
+    finally:
+        _merges_packed = False
+
+
+class PackedAttention(torch.autograd.Function):
+    """Causal attention that vmap may batch. Differentiated outside of vmap only."""
+
+    @staticmethod
+    def forward(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: Any, q: Tensor, k: Tensor, v: Tensor, scale: float
+    ) -> tuple[Tensor, int]:
+        q, k, v = (
+            (x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)).flatten(
+                0, 1
+            )
+            for x, dim in zip((q, k, v), in_dims[:3], strict=True)
+        )
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
+        return out.unflatten(0, (info.batch_size, -1)), 0
+
+
+def causal_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """sum_{B<=A} softmax_B(scale q_A . k_B) v_B."""
+    if _merges_packed:
+        return PackedAttention.apply(q, k, v, scale)
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
 
 
 def attend(q: Tensor, k: Tensor, scale: float, *, strict: bool) -> Tensor:
     """sum_B softmax_B(scale q_A . k_B) k_B, shaped like q."""
     k = k.expand(-1, q.shape[1], -1, -1)
     if not strict:
-        return F.scaled_dot_product_attention(q, k, k, is_causal=True, scale=scale)
+        return causal_attention(q, k, k, scale)
     if q.shape[-2] == 1:
         return torch.zeros_like(q)
     q, k = q[..., 1:, :], k[..., :-1, :]
-    out = F.scaled_dot_product_attention(q, k, k, is_causal=True, scale=scale)
+    out = causal_attention(q, k, k, scale)
     return F.pad(out, (0, 0, 1, 0))
 
 

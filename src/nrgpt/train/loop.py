@@ -25,8 +25,8 @@ from .data import open_dataset, prepare_dataset
 from .distributed import World, replicate, shard, synchronised, world
 from .faults import DIVERGED, INTERRUPTED, Interrupt, TrainingError, only_process
 from .optim import make_optimisers, rate_at, set_rate
-from .report import Report, environment, plot_losses
-from .result import final_results, samples
+from .report import Report, environment
+from .result import write_result
 from .speed import flops_per_token, matrix_product_rate
 
 
@@ -64,6 +64,18 @@ def check_config(cfg: TrainConfig, run: Path) -> None:
             )
     checkpoint.write_atomically(path, json.dumps(fields, indent=1))
     checkpoint.write_atomically(run / "environment.json", json.dumps(environment(), indent=1))
+
+
+def seed_of_step(seed: int, step: int, rank: int) -> int:
+    """What the random generator starts an iteration with."""
+    return int(np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)[0])
+
+
+def autocast(cfg: TrainConfig, device: torch.device) -> Any:
+    """The precision that a run computes in."""
+    if cfg.precision == "fp32":
+        return nullcontext()
+    return torch.autocast(device.type, dtype=torch.bfloat16)
 
 
 def flatten(fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -138,18 +150,9 @@ class Trainer:
     def finish(self) -> dict[str, Any]:
         """Measure what is measured once, and write RUN/result.json."""
         self.report.say("evaluating the whole validation split")
-        result = {
-            "step": self.step,
-            "best_val_loss_estimate": self.best.get("val_loss"),
-            "best_step": self.best.get("step"),
-            "rollbacks": self.rollbacks,
-            **final_results(self.model, self.dataset, self.cfg),
-        }
-        continued = samples(self.model, self.dataset)
-        if self.where.is_first:
-            (self.run / "samples.txt").write_text(continued)
-            checkpoint.write_atomically(self.run / "result.json", json.dumps(result, indent=1))
-            plot_losses(self.run)
+        state = {"step": self.step, "rollbacks": self.rollbacks, "best": self.best}
+        run = self.run if self.where.is_first else None
+        result = write_result(run, self.model, self.dataset, self.cfg, state)
         self.where.barrier()
         return result
 
@@ -173,8 +176,7 @@ class Trainer:
     def gradients(self) -> tuple[Tensor, Tensor]:
         """The mean loss of this process's share of the batch, and the norm of the gradient."""
         cfg, where = self.cfg, self.where
-        seeds = np.random.SeedSequence([cfg.seed, self.step, where.rank])
-        torch.manual_seed(int(seeds.generate_state(1, np.uint64)[0]))
+        torch.manual_seed(seed_of_step(cfg.seed, self.step, where.rank))
         x, y = self.train_tokens.batch(
             seed=cfg.seed,
             step=self.step,
@@ -191,7 +193,7 @@ class Trainer:
             idx = idx.to(where.device, non_blocking=True)
             targets = targets.to(where.device, non_blocking=True)
             with synchronised(self.parallel, last=i == len(parts) - 1):
-                with self.autocast():
+                with autocast(self.cfg, self.where.device):
                     _, loss = self.parallel(idx, targets)
                 (loss / len(parts)).backward()
             total += loss.detach() / len(parts)
@@ -201,11 +203,6 @@ class Trainer:
 
     def rate(self) -> float:
         return rate_at(self.step, self.cfg.iterations, self.cfg.optimiser)
-
-    def autocast(self) -> Any:
-        if self.cfg.precision == "fp32":
-            return nullcontext()
-        return torch.autocast(self.where.device.type, dtype=torch.bfloat16)
 
     # Measuring ---------------------------------------------------------------------------------
 
@@ -227,7 +224,7 @@ class Trainer:
         """Running estimates on fixed random batches; remembers the best."""
         cfg = self.cfg
         losses = {}
-        with self.autocast():
+        with autocast(self.cfg, self.where.device):
             for name, stream in (("train", self.train_tokens), ("val", self.val_tokens)):
                 losses[f"{name}_loss"] = estimated_loss(
                     self.model, stream, batches=cfg.eval_batches, size=cfg.batch, seed=cfg.seed + 1

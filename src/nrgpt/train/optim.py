@@ -9,6 +9,16 @@ from torch.optim import Optimizer
 from .config import OptimiserConfig
 
 
+class MUON:
+    """The settings of torch.optim.Muon that we leave as they are; the packed trainer needs them."""
+
+    momentum = 0.95
+    coefficients = (3.4445, -4.7750, 2.0315)
+    iterations = 5
+    eps = 1e-7
+    state = ("momentum_buffer",)
+
+
 def make_optimisers(
     model: nn.Module, cfg: OptimiserConfig, device: torch.device
 ) -> list[Optimizer]:

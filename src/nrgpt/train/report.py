@@ -23,10 +23,12 @@ COMMIT = "NRGPT_COMMIT"
 class Report:
     """metrics.jsonl always; the screen; TensorBoard and Weights & Biases where asked for."""
 
-    def __init__(self, run: Path, cfg: TrainConfig, step: int, quiet: bool):
+    def __init__(self, run: Path, cfg: TrainConfig, step: int, quiet: bool, show: bool = True):
+        """A ``quiet`` report does nothing; one that does not ``show`` leaves the screen alone."""
         self.metrics = run / "metrics.jsonl"
         self.run = run
         self.quiet = quiet
+        self.show = show and not quiet
         self.drop_after(step)
         self.progress = Progress(
             TextColumn("{task.description}"),
@@ -35,7 +37,7 @@ class Report:
             TextColumn("{task.fields[status]}"),
             TimeRemainingColumn(),
             console=console,
-            disable=quiet or not console.is_terminal,
+            disable=not self.show or not console.is_terminal,
         )
         self.task = self.progress.add_task("training", total=cfg.iterations, status="")
         self.progress.update(self.task, completed=step)
@@ -57,7 +59,7 @@ class Report:
             file.write(json.dumps({"step": step, **values}) + "\n")
         status = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
         self.progress.update(self.task, completed=step, status=status)
-        if not console.is_terminal:
+        if self.show and not console.is_terminal:
             console.print(f"step {step:6d}  {status}", highlight=False, soft_wrap=True)
         if self.tensorboard is not None:
             for name, value in values.items():
@@ -66,7 +68,7 @@ class Report:
             self.wandb.log(values, step=step)
 
     def say(self, text: str) -> None:
-        if not self.quiet:
+        if self.show:
             console.print(text, highlight=False, soft_wrap=True)
 
     def close(self) -> None:

@@ -1,6 +1,8 @@
 """What is measured once, when a run has finished."""
 
 import dataclasses
+import json
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,7 +13,34 @@ from ..evaluate.listops import listops_accuracy
 from ..evaluate.loss import split_loss
 from ..generate import generate
 from ..model import LanguageModel
+from .checkpoint import write_atomically
 from .config import TrainConfig
+from .report import plot_losses
+
+
+def write_result(
+    run: Path | None,
+    model: LanguageModel,
+    dataset: Dataset,
+    cfg: TrainConfig,
+    state: dict[str, Any],
+) -> dict[str, Any]:
+    """The results of a finished run; written into its folder if there is one to write into (of
+    several processes, which must all take part, only the first one writes)."""
+    best = state["best"]
+    result = {
+        "step": state["step"],
+        "best_val_loss_estimate": best.get("val_loss"),
+        "best_step": best.get("step"),
+        "rollbacks": state["rollbacks"],
+        **final_results(model, dataset, cfg),
+    }
+    continued = samples(model, dataset)
+    if run is not None:
+        (run / "samples.txt").write_text(continued)
+        write_atomically(run / "result.json", json.dumps(result, indent=1))
+        plot_losses(run)
+    return result
 
 
 def final_results(model: LanguageModel, dataset: Dataset, cfg: TrainConfig) -> dict[str, Any]:

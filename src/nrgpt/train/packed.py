@@ -1,0 +1,239 @@
+"""Many runs of one shape, trained together: seeds, learning rates and the like in one process.
+
+Each run keeps a folder of its own, with the files that its lone run would have; either kind can go
+on where the other stopped. A run whose loss becomes not finite leaves the others, and goes on
+alone when they are done, from its last checkpoint and with the lone run's rules.
+"""
+
+import dataclasses
+import json
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..evaluate.loss import estimated_loss
+from ..model import LanguageModel
+from . import checkpoint
+from .config import OptimiserConfig, TrainConfig
+from .data import open_dataset, prepare_dataset
+from .distributed import world
+from .faults import INTERRUPTED, Interrupt, TrainingError, only_process
+from .loop import autocast, check_config, seed_of_step, train
+from .optim import rate_at
+from .packed_step import PackedStep
+from .report import Report
+from .result import write_result
+
+
+def shape_of(cfg: TrainConfig) -> TrainConfig:
+    """What runs must share to be packed: everything but the seed and the optimiser's numbers."""
+    return dataclasses.replace(
+        cfg, seed=0, optimiser=OptimiserConfig(name=cfg.optimiser.name, warmup=0)
+    )
+
+
+def train_packed(cfgs: Sequence[TrainConfig], runs: Sequence[Path]) -> list[dict[str, Any]]:
+    """Train every configuration in its folder; returns their results."""
+    check_packable(cfgs, runs)
+    with ExitStack() as stack:
+        where = stack.enter_context(world(cfgs[0].device))
+        if where.size > 1:
+            raise ValueError("packed training is for one process; give each its own runs")
+        interrupt = stack.enter_context(Interrupt().watching())
+        for cfg, run in zip(cfgs, runs, strict=True):
+            stack.enter_context(only_process(run))
+            check_config(cfg, run)
+        prepare_dataset(cfgs[0].data)
+        left_over = Pack(cfgs, runs, where.device, interrupt).fit()
+    for number in left_over:
+        train(cfgs[number], runs[number])
+    return [json.loads((run / "result.json").read_text()) for run in runs]
+
+
+def check_packable(cfgs: Sequence[TrainConfig], runs: Sequence[Path]) -> None:
+    if not cfgs or len(cfgs) != len(runs) or len(set(runs)) != len(runs):
+        raise ValueError("packed training needs a folder of its own for each of one or more runs")
+    for cfg in cfgs[1:]:
+        if shape_of(cfg) != shape_of(cfgs[0]):
+            raise ValueError(
+                "runs that are packed may differ in seed and in the numbers of the optimiser only"
+            )
+    if cfgs[0].accumulation != 1:
+        raise ValueError(f"accumulation = {cfgs[0].accumulation}: must be 1 for packed training")
+
+
+class Pack:
+    def __init__(
+        self,
+        cfgs: Sequence[TrainConfig],
+        runs: Sequence[Path],
+        device: torch.device,
+        interrupt: Interrupt,
+    ):
+        self.cfgs, self.runs, self.device, self.interrupt = cfgs, runs, device, interrupt
+        self.cfg = cfgs[0]
+        self.dataset = open_dataset(self.cfg.data, self.cfg.model.vocab_size)
+        self.train_tokens = self.dataset.tokens("train")
+        self.val_tokens = self.dataset.tokens("val")
+        models = []
+        for cfg in cfgs:
+            torch.manual_seed(cfg.seed)
+            models.append(LanguageModel(cfg.model).to(device))
+        self.update = PackedStep(models, [cfg.optimiser for cfg in cfgs])
+        self.template = LanguageModel(self.cfg.model).to(device)
+        """Takes the weights of one run after the other, for what is done one by one."""
+        self.states: list[dict[str, Any]] = [
+            {"rate_factor": 1.0, "rollbacks": 0, "best": {}} for _ in cfgs
+        ]
+        self.running = list(range(len(cfgs)))
+        """The runs that have not met a number that is not finite."""
+        self.step = self.resume()
+        self.reports = [
+            Report(run, cfg, self.step, quiet=False, show=number == 0)
+            for number, (cfg, run) in enumerate(zip(cfgs, runs, strict=True))
+        ]
+
+    def fit(self) -> list[int]:
+        """Train to the end; returns the runs that left."""
+        cfg = self.cfg
+        try:
+            if self.step == 0:
+                self.save()
+            since = time.perf_counter()
+            while self.step < cfg.iterations and self.running:
+                losses = self.iterate()
+                if self.step % cfg.log_every == 0:
+                    seconds, since = time.perf_counter() - since, time.perf_counter()
+                    tokens = cfg.log_every * cfg.batch * cfg.model.context
+                    self.log(losses, tokens / seconds)
+                if self.step % cfg.eval_every == 0 or self.step == cfg.iterations:
+                    self.evaluate()
+                    since = time.perf_counter()
+                stop = self.interrupt.received
+                if stop or self.step % cfg.save_every == 0 or self.step == cfg.iterations:
+                    self.save()
+                if stop and self.step < cfg.iterations:
+                    message = f"{stop}: saved at step {self.step}; run the same command to go on"
+                    raise TrainingError(message, code=INTERRUPTED)
+            for number in self.running:
+                self.say(f"evaluating {self.runs[number].name}")
+                model, state = self.model_of(number), {"step": self.step, **self.states[number]}
+                write_result(self.runs[number], model, self.dataset, self.cfgs[number], state)
+        finally:
+            for report in self.reports:
+                report.close()
+        return [number for number in range(len(self.cfgs)) if number not in self.running]
+
+    def iterate(self) -> Tensor:
+        """One update of all runs. Batches and dropout are those of the lone runs."""
+        xs, ys, masks = [], [], []
+        for cfg in self.cfgs:
+            x, y = self.train_tokens.batch(
+                seed=cfg.seed, step=self.step, size=cfg.batch, context=cfg.model.context
+            )
+            xs.append(x)
+            ys.append(y)
+            if cfg.model.dropout > 0:
+                torch.manual_seed(seed_of_step(cfg.seed, self.step, 0))
+                masks.append(self.template.draw_masks(*x.shape))
+        factors = [state["rate_factor"] for state in self.states]
+        rates = [
+            factor * rate_at(self.step, cfg.iterations, cfg.optimiser)
+            for factor, cfg in zip(factors, self.cfgs, strict=True)
+        ]
+        with autocast(self.cfg, self.device):
+            losses, fine = self.update(
+                torch.stack(xs).to(self.device, non_blocking=True),
+                torch.stack(ys).to(self.device, non_blocking=True),
+                torch.stack(masks) if masks else None,
+                torch.tensor(rates, dtype=torch.float64, device=self.device),
+            )
+        if not bool(fine[self.running].all()):
+            for number in [n for n in self.running if not fine[n]]:
+                loss = losses[number].item()
+                self.say(
+                    f"{self.runs[number].name}: step {self.step}: loss {loss:g} or its gradient is "
+                    "not finite; it leaves the others and goes on alone afterwards"
+                )
+                self.running.remove(number)
+        self.step += 1
+        return losses
+
+    def model_of(self, number: int) -> LanguageModel:
+        """The model of one run, until the next one is asked for."""
+        weights = {name: value[number] for name, value in self.update.weights.items()}
+        self.template.load_state_dict(weights)
+        return self.template
+
+    def log(self, losses: Tensor, tokens_per_second: float) -> None:
+        """``tokens_per_second`` are those of one run while it shares the machine."""
+        values = losses.tolist()
+        for number in self.running:
+            cfg, factor = self.cfgs[number], self.states[number]["rate_factor"]
+            rate = rate_at(self.step, cfg.iterations, cfg.optimiser)
+            self.reports[number].log(
+                self.step,
+                loss=values[number],
+                lr=factor * rate * cfg.optimiser.lr,
+                tokens_per_second=tokens_per_second,
+            )
+
+    def evaluate(self) -> None:
+        improved = []
+        for number in self.running:
+            cfg, model = self.cfgs[number], self.model_of(number)
+            with autocast(cfg, self.device):
+                losses = {
+                    f"{name}_loss": estimated_loss(
+                        model, stream, batches=cfg.eval_batches, size=cfg.batch, seed=cfg.seed + 1
+                    )
+                    for name, stream in (("train", self.train_tokens), ("val", self.val_tokens))
+                }
+            self.reports[number].log(self.step, **losses)
+            state = self.states[number]
+            if losses["val_loss"] < state["best"].get("val_loss", float("inf")):
+                state["best"] = {"step": self.step, "val_loss": losses["val_loss"]}
+                improved.append(number)
+        self.save(improved)
+
+    def say(self, text: str) -> None:
+        self.reports[0].say(text)
+
+    # Checkpoints -------------------------------------------------------------------------------
+
+    def save(self, numbers: Sequence[int] | None = None) -> None:
+        for number in self.running if numbers is None else numbers:
+            weights, optimiser = self.update.tensors(number)
+            folder, state = self.runs[number] / "checkpoints", self.states[number]
+            checkpoint.save_checkpoint(folder, self.step, weights, optimiser, state)
+            checkpoint.prune(folder, self.cfg.keep, state["best"].get("step"))
+
+    def resume(self) -> int:
+        """The newest step of which every run has a valid checkpoint; 0 to begin."""
+        valid = [
+            {
+                path.name
+                for path in checkpoint.checkpoints(run / "checkpoints")
+                if checkpoint.is_valid(path)
+            }
+            for run in self.runs
+        ]
+        if not any(valid):
+            return 0
+        common = set.intersection(*valid)
+        if not common:
+            raise ValueError(
+                "the runs to be packed have no checkpoint of one and the same step; go on with "
+                "them one by one (nrgpt train ... --to FOLDER)"
+            )
+        name = max(common)
+        for number, run in enumerate(self.runs):
+            weights, optimiser, state = checkpoint.load_checkpoint(run / "checkpoints" / name)
+            self.update.load(number, weights, optimiser)
+            self.states[number] = {key: state[key] for key in ("rate_factor", "rollbacks", "best")}
+        return int(name.removeprefix("step-"))

@@ -1,0 +1,197 @@
+"""Packed runs against their lone ones."""
+
+import copy
+import json
+import os
+import signal
+
+import pytest
+import torch
+
+from nrgpt import sweep
+from nrgpt.train import loop, packed
+from nrgpt.train.config import OptimiserConfig
+from nrgpt.train.faults import TrainingError
+from nrgpt.train.optim import make_optimisers, set_rate
+from nrgpt.train.packed_step import PackedStep, orthogonalised
+from tests.models import BLOCKS, config, randomised, relative
+from tests.test_training import debug, final_weights, losses, same
+
+VARIANTS = [
+    {},
+    {"mask": "inclusive"},
+    {"mask": "released", "coupling": "full"},
+    {"rate": "free_per_step", "feedforward": "ff1", "dropout": 0.2},
+    {"rate": "state", "norm": "rmsnorm", "learn_gamma": False},
+    *({"block": block, "dropout": 0.2} for block in BLOCKS[1:]),
+]
+OPTIMISERS = [
+    OptimiserConfig(lr=1e-2, clip=None),
+    OptimiserConfig(lr=3e-2, clip=0.1, beta1=0.8, beta2=0.95, weight_decay=0.5),
+    OptimiserConfig(lr=1e-3, weight_decay=0.0),
+]
+
+
+@pytest.mark.parametrize("fields", VARIANTS, ids=str)
+def test_updates_equal_those_of_torch(fields):
+    cfg = config(**fields)
+    models = [randomised(cfg).train() for _ in OPTIMISERS]
+    lone = copy.deepcopy(models)
+    step = PackedStep(models, OPTIMISERS)
+    optimisers = [
+        make_optimisers(model, own, torch.device("cpu"))
+        for model, own in zip(lone, OPTIMISERS, strict=True)
+    ]
+    for count in range(1, 4):
+        x, y = torch.randint(11, (2, 3, 2, 7))
+        masks = None
+        if cfg.dropout:
+            masks = torch.stack([models[0].draw_masks(2, 7) for _ in OPTIMISERS])
+        rates = torch.tensor([1.0, 0.5, 0.1 * count], dtype=torch.float64)
+        found, fine = step(x, y, masks, rates)
+        assert fine.all()
+        for run, (model, own) in enumerate(zip(lone, OPTIMISERS, strict=True)):
+            model.zero_grad()
+            _, loss = model(x[run], y[run], masks=None if masks is None else masks[run])
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(
+                model.parameters(), float("inf") if own.clip is None else own.clip
+            )
+            set_rate(optimisers[run], rates[run].item())
+            for optimiser in optimisers[run]:
+                optimiser.step()
+            assert abs(found[run].item() - loss.item()) < 1e-12
+    for run, model in enumerate(lone):
+        for name, value in model.named_parameters():
+            assert relative(step.weights[name][run], value) < 1e-9, name
+
+
+@pytest.mark.parametrize("shape", [(7, 12), (12, 7), (9, 9)])
+def test_muon_equals_that_of_torch(shape):
+    """To the rounding of bfloat16, which both compute with."""
+    start, gradients = torch.randn(3, *shape), torch.randn(2, 3, *shape)
+    own = OptimiserConfig(name="muon", muon_lr=0.1)
+    step = PackedStep.__new__(PackedStep)
+    step.weights = {"W": start.clone()}
+    step.state = {("W", "momentum_buffer"): torch.zeros_like(start)}
+    step.muon_lr = torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64)
+    step.weight_decay = torch.full((3,), own.weight_decay, dtype=torch.float64)
+    lone = [torch.nn.Parameter(w.clone()) for w in start]
+    optimisers = [
+        torch.optim.Muon([w], lr=0.1 * (run + 1), weight_decay=own.weight_decay)
+        for run, w in enumerate(lone)
+    ]
+    for gradient in gradients:
+        step.muon("W", gradient, torch.ones(3, dtype=torch.float64))
+        for w, own_gradient, optimiser in zip(lone, gradient, optimisers, strict=True):
+            w.grad = own_gradient.clone()
+            optimiser.step()
+    for run, w in enumerate(lone):
+        moved = (w - start[run]).norm()
+        assert (step.weights["W"][run] - w).norm() < 0.02 * moved
+    singular = torch.linalg.svdvals(orthogonalised(gradients[0]).float())
+    assert 0.3 < singular.min() < singular.max() < 1.6
+
+
+SHORT = ("iterations=12", "save_every=5", "eval_every=6", "log_every=1", "model.dropout=0.1")
+SEEDS_AND_RATES = [("seed=0",), ("seed=1", "optimiser.lr=1e-3"), ("seed=1", "optimiser.warmup=2")]
+
+
+def pack(tmp_path, *fields, more=SEEDS_AND_RATES):
+    cfgs = [debug(*SHORT, *fields, *own) for own in more]
+    runs = [tmp_path / f"packed-{number}" for number in range(len(cfgs))]
+    return cfgs, runs
+
+
+def test_runs_equal_their_lone_ones(tmp_path):
+    cfgs, runs = pack(tmp_path)
+    results = packed.train_packed(cfgs, runs)
+    for number, (cfg, run) in enumerate(zip(cfgs, runs, strict=True)):
+        lone = tmp_path / f"lone-{number}"
+        result = loop.train(cfg, lone)
+        for name, value in final_weights(lone).items():
+            assert relative(final_weights(run)[name], value) < 1e-3, name
+        for ours, theirs in zip(losses(run), losses(lone), strict=True):
+            assert ours.keys() == theirs.keys()
+            assert all(abs(ours[key] - theirs[key]) < 1e-4 for key in ours)
+        assert results[number].keys() == result.keys()
+        assert abs(results[number]["val_loss_full"] - result["val_loss_full"]) < 1e-4
+        assert {path.name for path in lone.iterdir()} == {path.name for path in run.iterdir()}
+    assert results[1]["val_loss_full"] != results[2]["val_loss_full"]
+
+
+def stop_at(monkeypatch, step):
+    original = packed.Pack.iterate
+
+    def iterate(self):
+        found = original(self)
+        if self.step == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return found
+
+    monkeypatch.setattr(packed.Pack, "iterate", iterate)
+
+
+def test_stopped_and_continued(tmp_path, monkeypatch):
+    cfgs, runs = pack(tmp_path)
+    _, whole = cfgs, [tmp_path / f"whole-{n}" for n in range(3)]
+    packed.train_packed(cfgs, whole)
+    stop_at(monkeypatch, 7)
+    with pytest.raises(TrainingError, match="saved at step 7"):
+        packed.train_packed(cfgs, runs)
+    monkeypatch.undo()
+    loop.train(cfgs[0], tmp_path / "packed-0")  # one of them alone, to its end
+    lone = final_weights(tmp_path / "packed-0")
+    packed.train_packed(cfgs[1:], runs[1:])
+    assert same(final_weights(runs[1]), final_weights(whole[1]))
+    assert losses(runs[2]) == losses(whole[2])
+    assert all(relative(lone[k], v) < 1e-3 for k, v in final_weights(whole[0]).items())
+
+
+def test_a_run_that_is_not_finite_leaves_the_others(tmp_path, monkeypatch):
+    cfgs, runs = pack(tmp_path)
+    whole = [tmp_path / f"whole-{n}" for n in range(3)]
+    packed.train_packed(cfgs, whole)
+    original = PackedStep.losses_of_all
+
+    def poisoned(self, x, y, masks):
+        found = original(self, x, y, masks)
+        nan = torch.tensor([1.0, float("nan") if self.updates[1] == 8 else 1.0, 1.0])
+        return found * nan
+
+    monkeypatch.setattr(PackedStep, "losses_of_all", poisoned)
+    packed.train_packed(cfgs, runs)
+    for number in (0, 2):
+        assert same(final_weights(runs[number]), final_weights(whole[number]))
+    for name, value in final_weights(whole[1]).items():  # went on alone, from step 5
+        assert relative(final_weights(runs[1])[name], value) < 1e-3
+    assert json.loads((runs[1] / "result.json").read_text())["step"] == 12
+
+
+def test_what_cannot_be_packed(tmp_path):
+    with pytest.raises(ValueError, match="differ in seed and in the numbers of the optimiser"):
+        packed.train_packed(*pack(tmp_path, more=[("model.width=8",), ("model.width=16",)]))
+    with pytest.raises(ValueError, match="accumulation = 2: must be 1"):
+        packed.train_packed(*pack(tmp_path, "accumulation=2"))
+    cfgs, runs = pack(tmp_path)
+    with pytest.raises(ValueError, match="a folder of its own"):
+        packed.train_packed(cfgs, [runs[0]] * 3)
+
+
+def test_sweeps_pack_runs_of_one_shape(tmp_path, monkeypatch):
+    sizes = []
+    original = sweep.train_packed
+
+    def counted(cfgs, runs):
+        sizes.append([cfg.model.width for cfg in cfgs])
+        return original(cfgs, runs)
+
+    monkeypatch.setattr(sweep, "train_packed", counted)
+    monkeypatch.setattr(sweep, "train", lambda *_: pytest.fail("a run was not packed"))
+    choices = ("model.width=8,16", "seed=0,1,2")
+    rows = sweep.run_sweep("debug", debug(*SHORT), choices, tmp_path / "s", packed=2)
+    assert len(rows) == 6
+    assert sizes == [[8, 8], [8], [16, 16], [16]]
+    again = sweep.run_sweep("debug", debug(*SHORT), choices, tmp_path / "s", packed=2)
+    assert again == rows
+    assert len(sizes) == 4
