@@ -108,12 +108,13 @@ def test_a_valid_checkpoint_is_never_overwritten_and_a_damaged_one_is(tmp_path):
     checkpoint.verify(path)
 
 
-def test_pruning_keeps_the_last_and_the_best_and_clears_what_crashes_left(tmp_path):
+def test_pruning_keeps_the_last_and_the_best_and_tidying_clears_what_crashes_left(tmp_path):
     model, optimisers = trained()
     for step in range(1, 7):
         save(tmp_path, step, model, optimisers)
     (tmp_path / ".unfinished-00000007-1").mkdir()
     checkpoint.prune(tmp_path, keep=2, best=3)
+    assert checkpoint.tidy(tmp_path) == []
     assert sorted(p.name for p in tmp_path.iterdir()) == [f"step-0000000{i}" for i in (3, 5, 6)]
 
 

@@ -1,5 +1,7 @@
 """The command line as a user types it."""
 
+import errno
+
 import pytest
 from typer.testing import CliRunner
 
@@ -44,8 +46,11 @@ def test_mistakes_get_one_line_and_exit_code_2(arguments, said):
 def test_train_sample_evaluate(tmp_path):
     said = nrgpt("train", "debug", "--to", "mine", *QUICK, "--model.width=8")
     assert "everything is in mine" in said
-    assert nrgpt("sample", "mine", "--prompt", "sum( 1 2)", "--tokens", "3").startswith("sum( 1 2)")
-    assert "is not in this vocabulary" in nrgpt("sample", "mine", "--prompt", "?", code=2)
+    assert nrgpt("sample", "mine", "--prompt", "sum(1, 2)", "--tokens", "3").startswith("sum(1,2)")
+    assert nrgpt("sample", "mine", "--tokens", "3").startswith("<end> ")
+    assert "'?' in 'sum(?)': this ListOps knows" in nrgpt(
+        "sample", "mine", "--prompt", "sum(?)", code=2
+    )
     said = nrgpt("evaluate", "mine", "--steps", "4")
     assert "val loss" in said
     assert "answers" in said
@@ -64,3 +69,32 @@ def test_prepared_data_is_checked(tmp_path):
     path = tmp_path / "lo" / "val-00000.bin"
     path.write_bytes(path.read_bytes()[:-1] + b"\xff")
     assert "val-00000.bin" in nrgpt("data", "verify", "lo", code=2)
+
+
+def test_the_best_checkpoint_may_be_gone(tmp_path):
+    nrgpt("train", "debug", "--to", "mine", "iterations=30", "save_every=5", "eval_every=10")
+    newest = tmp_path / "mine" / "checkpoints" / "step-00000030"
+    (newest / "model.safetensors").write_bytes(b"")
+    result = CliRunner().invoke(app, ["evaluate", "mine"])
+    assert result.exit_code == 0, result.output
+    assert "checkpoint at step 25" in result.output
+    assert "step-00000030/model.safetensors: 0 bytes where" in result.output
+
+
+def test_a_dataset_that_is_not_the_one_asked_for(tmp_path):
+    nrgpt("data", "listops", "--to", "lo", "--released", "train=50", "validation=5", "test=5")
+    said = nrgpt("train", "debug", "data.folder=lo", "data.listops.modulus=3", code=2)
+    assert "modulus = 10, not 3" in said
+    said = nrgpt("train", "shakespeare_gpt", "data.folder=lo", code=2)
+    assert "holds listops, not shakespeare" in said
+    assert not (tmp_path / "runs").exists() or not list((tmp_path / "runs").glob("*/config.json"))
+
+
+def test_a_full_disk_outside_of_a_checkpoint(monkeypatch):
+    def full(cfg, folder):
+        raise OSError(errno.ENOSPC, "No space left on device", "metrics.jsonl")
+
+    monkeypatch.setattr("nrgpt.train.loop.train", full)
+    said = nrgpt("train", "debug", code=4)
+    assert "the disk is full" in said
+    assert "metrics.jsonl" in said

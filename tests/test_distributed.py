@@ -127,5 +127,24 @@ def test_a_nan_in_one_process_sends_all_back(tmp_path):
 
 def test_a_batch_that_cannot_be_shared_is_refused():
     done = run(*torchrun(2, "debug", "batch=7", "--to", "run"), code=1)
-    assert "7" in done.stderr
-    assert "2" in done.stderr
+    assert "batch = 7: must be a multiple of 2 processes x accumulation = 1" in done.stderr
+
+
+OTHER_FOLDERS = """
+import os, sys
+from nrgpt.train import checkpoint
+from nrgpt.cli import main
+newest = checkpoint.newest_valid
+checkpoint.newest_valid = lambda f: (None, []) if os.environ["RANK"] == "1" else newest(f)
+sys.argv = ["nrgpt", "train", "debug", "iterations=12", "--to", "run"]
+main()
+"""
+
+
+def test_nodes_that_do_not_share_the_folder_say_so(tmp_path):
+    run(*torchrun(2, "debug", "iterations=6", "--to", "run"))
+    script = tmp_path / "other.py"
+    script.write_text(OTHER_FOLDERS)
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = run(*start, str(script), code=1)
+    assert "all nodes must see the same run folder" in done.stderr

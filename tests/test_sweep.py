@@ -91,6 +91,32 @@ def test_wrong_sweeps_are_refused_before_the_first_run(tmp_path, monkeypatch):
         run(folder=tmp_path / "s", grid="nope")
 
 
+def test_values_may_be_tuples():
+    assert sweep.split_values("1,2") == ["1", "2"]
+    assert sweep.split_values("('max','min'),('sum',)") == ["('max','min')", "('sum',)"]
+
+
+def test_impossible_combinations_of_a_named_grid_are_left_out(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(GRIDS, "odd", {"model.width": (8, 9), "seed": (0,)})
+    rows = run(folder=tmp_path / "s", grid="odd")
+    assert [row["model.width"] for row in rows] == ["8"]
+    said = capsys.readouterr().out.replace("\n", " ")
+    assert "1 of 2 combinations are left out, the first because of heads = 2" in said
+    monkeypatch.setitem(GRIDS, "odd", {"model.width": (9,), "seed": (0,)})
+    with pytest.raises(ValueError, match="heads = 2"):
+        run(folder=tmp_path / "s", grid="odd")
+
+
+@pytest.mark.parametrize("name", ["shakespeare_gpt_paper", "shakespeare_nrgpt_ff2w"])
+def test_the_papers_grids_can_run(name, tmp_path, monkeypatch):
+    sizes = []
+    monkeypatch.setattr(sweep, "run_one", lambda cfg, chosen, folder: sizes.append(chosen) or {})
+    monkeypatch.setattr(sweep, "show", lambda *_: None)
+    with pytest.raises(KeyError):  # nothing was trained, so there are no losses to sort by
+        sweep.run_sweep(name, PRESETS[name](), (), tmp_path, grid="shakespeare")
+    assert len(sizes) == 1512 - 72
+
+
 def test_the_papers_grids_name_real_fields():
     known = known_names(PRESETS["debug"]())
     assert all(key in known for grid in GRIDS.values() for key in grid)

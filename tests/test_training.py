@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from nrgpt.overrides import override
 from nrgpt.presets import PRESETS
 from nrgpt.train import loop
-from nrgpt.train.checkpoint import checkpoints, newest_valid
+from nrgpt.train.checkpoint import checkpoints, fingerprint, newest_valid
 from nrgpt.train.config import OptimiserConfig, TrainConfig
 from nrgpt.train.faults import TrainingError
 from nrgpt.train.optim import make_optimisers, rate_at
@@ -173,7 +173,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(tmp_path):
     newest = checkpoints(tmp_path / "run" / "checkpoints")[0] / "model.safetensors"
     newest.write_bytes(newest.read_bytes()[:-7])
     done = run_cli(*arguments)
-    assert "damaged checkpoint passed over" in done.stdout
+    assert "damaged checkpoint set aside" in done.stdout
     assert "step-00000060/model.safetensors" in done.stdout.replace("\n", "")
     assert "(step 40)" in done.stdout
     assert same(final_weights(tmp_path / "run"), expected)
@@ -239,6 +239,67 @@ def test_not_finite_forever_stops_with_an_explanation(tmp_path, monkeypatch, bad
         loop.train(debug(), tmp_path / "run")
     assert stopped.value.code == 3
     assert all(torch.isfinite(w).all() for w in final_weights(tmp_path / "run").values())
+
+
+def test_a_checkpoint_of_bad_weights_is_not_gone_back_to(tmp_path, capfd):
+    """A huge first update: the weights of step 1 give NaN whatever the learning rate, and only
+    those of step 0, with a smaller one, can help."""
+    options = ("iterations=8", "save_every=1", "eval_every=8", "optimiser.warmup=0")
+    cfg = debug(*options, "optimiser.lr=5e3", "nan_retries=20")
+    result = loop.train(cfg, tmp_path / "run")
+    assert result["step"] == 8
+    assert 2 <= result["rollbacks"] < 20
+    said = capfd.readouterr().err
+    assert said.count("back to step 0") >= 2
+    assert "back to step 1" not in said
+    assert (tmp_path / "run" / "checkpoints" / "not-finite-step-00000001").is_dir()
+
+
+def test_damaged_checkpoints_do_not_crowd_out_good_ones(tmp_path):
+    cfg = debug("iterations=60", "save_every=20", "eval_every=1000", "keep=2")
+    loop.train(cfg, tmp_path / "run")
+    folder = tmp_path / "run" / "checkpoints"
+    for path in checkpoints(folder):
+        (path / "model.safetensors").write_bytes(b"damaged")
+    (folder / ".unfinished-00000010-1").mkdir()
+    loop.train(
+        debug("iterations=60", "save_every=7", "eval_every=1000", "keep=2"), tmp_path / "run"
+    )
+    assert [path.name for path in checkpoints(folder)] == ["step-00000060", "step-00000056"]
+    assert newest_valid(folder)[1] == []
+    assert len(list(folder.glob("damaged-*"))) == 2
+    assert not list(folder.glob(".unfinished*"))
+
+
+def test_other_data_than_before_is_refused(tmp_path):
+    cfg = debug("iterations=10")
+    loop.train(cfg, tmp_path / "run")
+    state = checkpoints(tmp_path / "run" / "checkpoints")[0] / "state.json"
+    manifest = state.with_name("manifest.json")
+    changed = json.loads(state.read_text()) | {"dataset": "another"}
+    state.write_text(json.dumps(changed))
+    entries = json.loads(manifest.read_text()) | {"state.json": fingerprint(state)}
+    manifest.write_text(json.dumps(entries))
+    with pytest.raises(ValueError, match=r"is not the dataset that .*run was trained on"):
+        loop.train(cfg, tmp_path / "run")
+
+
+def test_a_failing_start_leaves_no_configuration_behind(tmp_path):
+    with pytest.raises(ValueError, match=r"model\.vocab_size = 5"):
+        loop.train(debug("model.vocab_size=5"), tmp_path / "run")
+    assert loop.train(debug("iterations=6"), tmp_path / "run")["step"] == 6
+
+
+def test_runs_that_start_together_make_their_dataset_once(tmp_path):
+    """The second waits for the first, instead of refusing what it finds half made."""
+    arguments = ("train", "debug", "iterations=6", "data.listops.seed=77")
+    processes = [
+        subprocess.Popen(command(*arguments, "--to", name), stderr=subprocess.PIPE, text=True)
+        for name in ("a", "b")
+    ]
+    for process in processes:
+        _, said = process.communicate(timeout=120)
+        assert process.returncode == 0, said
 
 
 def test_another_configuration_is_refused_and_bookkeeping_is_not(tmp_path):

@@ -1,13 +1,14 @@
 """The command line: nrgpt train | sweep | sample | evaluate | data | presets."""
 
 import dataclasses
+import errno
 import functools
 import hashlib
 import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -15,6 +16,9 @@ from rich.console import Console
 from .overrides import override
 from .train.checkpoint import CheckpointError
 from .train.faults import EXIT_CODES, TrainingError
+
+if TYPE_CHECKING:
+    from .runs import Run
 
 app = typer.Typer(
     help="Energy-based GPTs: train them, watch them, use them.",
@@ -35,6 +39,7 @@ Overrides = Annotated[
     ),
 ]
 Steps = Annotated[int | None, typer.Option(help="Inference steps, if not as trained.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 EXIT_TEXT = "; ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items())
 
 
@@ -52,12 +57,27 @@ def clear_errors(command: Callable[..., None]) -> Callable[..., None]:
             said, code = str(error), 4
         except (ValueError, FileNotFoundError, FileExistsError) as error:
             said, code = str(error), 2
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise
+            said, code = f"the disk is full: {error}; free some space and go on", 4
         except KeyboardInterrupt:
             said, code = "stopped at once", 130
         print(f"nrgpt: {said}", file=sys.stderr)
         raise typer.Exit(code)
 
     return wrapped
+
+
+def open_run(folder: Path, step: int | None, device: str) -> "Run":
+    """A run, and what was wrong in its folder said aloud."""
+    from .runs import load_run
+    from .train.distributed import device_named
+
+    loaded = load_run(folder, step, device=device_named(device))
+    for fault in loaded.faults:
+        print(f"damaged checkpoint passed over: {fault}", file=sys.stderr)
+    return loaded
 
 
 def preset(name: str) -> Any:
@@ -171,7 +191,7 @@ def sweep(
 @clear_errors
 def sample(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
-    prompt: Annotated[str, typer.Option(help="Text to continue.")] = "\n",
+    prompt: Annotated[str | None, typer.Option(help="Text to continue.")] = None,
     tokens: Annotated[int, typer.Option(help="New tokens.")] = 200,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.8,
     top_k: Annotated[int | None, typer.Option(help="Only the k likeliest tokens.")] = None,
@@ -181,34 +201,41 @@ def sample(
     seed: int = 0,
     steps: Steps = None,
     step: Annotated[int | None, typer.Option(help="Checkpoint; default the best.")] = None,
+    device: Device = "auto",
 ) -> None:
     """Let a trained model continue a text; it is printed as it comes."""
     import torch
 
     from .generate import Sampling, stream
-    from .runs import load_run
 
-    loaded = load_run(run, step)
-    tokenizer = loaded.tokenizer()
-    start = tokenizer.encode(prompt)
-    sys.stdout.write(prompt)
-    new: list[int] = []
+    loaded = open_run(run, step, device)
+    is_listops = loaded.cfg.data.task == "listops"
+    start = loaded.encode(prompt or ("<end>" if is_listops else "\n"))
+    stop = loaded.encode("<end>") if is_listops else ()
+    device_of = loaded.model.tokens.device
+    text = list(start)
     written = ""
+
+    def write(more: str) -> None:
+        nonlocal written
+        whole = more.rstrip("\ufffd")  # half of a character: wait for the rest
+        sys.stdout.write(whole[len(written) :])
+        sys.stdout.flush()
+        written = whole
+
     for token in stream(
         loaded.model,
         [start],
         max_new_tokens=tokens,
+        stop=stop,
         sampling=Sampling(repetition_penalty, temperature, top_k, top_p),
-        generator=torch.Generator().manual_seed(seed),
+        generator=torch.Generator(device_of).manual_seed(seed),
         steps=steps,
         cache=cache,  # type: ignore[arg-type]
     ):
-        new += token.values()
-        text = tokenizer.decode(new).rstrip("\ufffd")  # half of a character: wait for the rest
-        sys.stdout.write(text[len(written) :])
-        sys.stdout.flush()
-        written = text
-    sys.stdout.write("\n")
+        text += token.values()
+        write(loaded.decode(text))
+    write(loaded.decode(text) + "\n")
 
 
 @app.command()
@@ -221,13 +248,13 @@ def evaluate(
         int | None, typer.Option(help="1 gives every token its full context.")
     ] = None,
     step: Annotated[int | None, typer.Option(help="Checkpoint; default the best.")] = None,
+    device: Device = "auto",
 ) -> None:
     """Loss on every token of a split and, for ListOps, the accuracy on all tests."""
     from .evaluate.listops import listops_accuracy
     from .evaluate.loss import split_loss
-    from .runs import load_run
 
-    loaded = load_run(run, step)
+    loaded = open_run(run, step, device)
     dataset = loaded.dataset()
     loss = split_loss(loaded.model, dataset.tokens(split), stride=stride, steps=steps)
     screen.print(
@@ -278,6 +305,7 @@ def data_text(
     workers: int = 2,
     separator: Annotated[str, typer.Option(help="Line that ends a document.")] = "<|endoftext|>",
     validation: Annotated[float, typer.Option(help="Share of documents held out.")] = 0.0005,
+    field: Annotated[str, typer.Option(help="Where .jsonl and .parquet have the text.")] = "text",
 ) -> None:
     """Tokenize local files with GPT-2's byte pairs into memory-mapped shards."""
     from .data.text import prepare_text
@@ -288,6 +316,7 @@ def data_text(
         to,
         tokenizer=GPT2Tokenizer(),
         separator=separator,
+        field=field,
         validation=validation,
         workers=workers,
     )
@@ -298,12 +327,24 @@ def data_text(
 def data_hub(
     to: Annotated[Path, typer.Option(help="Folder to make.")],
     name: Annotated[str, typer.Argument()] = "Skylion007/openwebtext",
+    split: Annotated[str, typer.Option(help="The hub's split to take.")] = "train",
+    field: Annotated[str, typer.Option(help="The column that has the text.")] = "text",
+    workers: int = 2,
+    validation: Annotated[float, typer.Option(help="Share of documents held out.")] = 0.0005,
 ) -> None:
     """Stream and tokenize a dataset of the Hugging Face hub."""
     from .data.text import prepare_hub
     from .data.tokenizer import GPT2Tokenizer
 
-    prepare_hub(name, to, tokenizer=GPT2Tokenizer())
+    prepare_hub(
+        name,
+        to,
+        split=split,
+        field=field,
+        tokenizer=GPT2Tokenizer(),
+        validation=validation,
+        workers=workers,
+    )
 
 
 @data_app.command("verify")

@@ -162,15 +162,15 @@ OWT_EQUAL_PARAMETERS: dict[str, tuple[dict[str, Any], float, float]] = {
 
 
 def openwebtext(kind: str, form: str, equal_parameters: bool = False) -> TrainConfig:
-    """GPT-2 byte pairs, context 1,024, 480 sequences per update, 100,000 iterations."""
+    """GPT-2 byte pairs, context 1,024, 100,000 iterations (480 sequences each; released: 384)."""
     sizes, lr, final = (OWT_EQUAL_PARAMETERS if equal_parameters else OWT_ROWS)[kind]
     cfg = TrainConfig(
         model=make_model(form, kind, vocab_size=50_304, context=1_024, heads=12, **sizes),
         data=DataConfig(task="text"),
         optimiser=OptimiserConfig(lr=lr, final=final, warmup=2_000),
         iterations=100_000,
-        batch=480,
-        accumulation=5,
+        batch=384 if form == "released" else 480,
+        accumulation=4 if form == "released" else 5,
         precision="bf16",
         compile=True,
         eval_every=1_000,

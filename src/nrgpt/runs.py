@@ -1,18 +1,21 @@
 """Run folders, from the reader's side: the model, its tokenizer and its configuration."""
 
+import functools
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors.torch import load_file
 
 from .config import from_dict
+from .data.listops import read_expression, render
 from .data.shards import Dataset
-from .data.tokenizer import Tokenizer
+from .data.tokenizer import SymbolTokenizer, Tokenizer
 from .model import LanguageModel
-from .train.checkpoint import FILES, newest_valid, verify
+from .train.checkpoint import FILES, is_valid, newest_valid, verify
 from .train.config import TrainConfig
-from .train.data import dataset_folder
+from .train.data import open_dataset
 
 
 @dataclass(frozen=True)
@@ -21,16 +24,35 @@ class Run:
     cfg: TrainConfig
     model: LanguageModel
     step: int
+    faults: tuple[str, ...] = ()
+    """What was wrong with checkpoints that were passed over."""
 
-    def dataset(self) -> Dataset:
-        return Dataset.open(dataset_folder(self.cfg.data))
+    def dataset(self, *, verify: bool = True) -> Dataset:
+        return open_dataset(self.cfg.data, self.cfg.model.vocab_size, verify=verify)
 
+    @functools.cached_property
     def tokenizer(self) -> Tokenizer:
-        return self.dataset().tokenizer
+        return self.dataset(verify=False).tokenizer
+
+    def encode(self, text: str) -> list[int]:
+        """Tokens of a text; of ListOps, as people write it."""
+        tokenizer = self.tokenizer
+        if self.cfg.data.task == "listops" and isinstance(tokenizer, SymbolTokenizer):
+            return read_expression(text, tokenizer)
+        return tokenizer.encode(text)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        tokenizer = self.tokenizer
+        if self.cfg.data.task == "listops" and isinstance(tokenizer, SymbolTokenizer):
+            return render(tokens, tokenizer)
+        return tokenizer.decode(tokens)
 
 
-def load_run(folder: Path, step: int | None = None) -> Run:
-    """The model of a run at its best checkpoint, or at a given step, without its optimiser."""
+def load_run(folder: Path, step: int | None = None, *, device: str = "cpu") -> Run:
+    """The model of a run at its best checkpoint, or at a given step, without its optimiser.
+
+    Where the best one is gone or damaged, it is the newest that can be used.
+    """
     config = folder / "config.json"
     if not config.is_file():
         raise FileNotFoundError(f"{folder} is not a run: there is no {config}")
@@ -40,13 +62,14 @@ def load_run(folder: Path, step: int | None = None) -> Run:
         said = f" ({'; '.join(faults)})" if faults else ""
         raise FileNotFoundError(f"{folder} has no valid checkpoint{said}")
     state = json.loads((newest / "state.json").read_text())
-    if step is None:
-        step = int(state["best"].get("step", state["step"]))
-    chosen = folder / "checkpoints" / f"step-{step:08d}"
+    wanted = int(state["best"].get("step", state["step"])) if step is None else step
+    chosen = newest.with_name(f"step-{wanted:08d}")
+    if step is None and not is_valid(chosen):
+        chosen, wanted = newest, int(state["step"])
     if not chosen.is_dir():
         kept = ", ".join(path.name for path in sorted(chosen.parent.glob("step-*")))
         raise FileNotFoundError(f"step = {step}: {folder} keeps {kept}")
     verify(chosen)
     model = LanguageModel(cfg.model)
     model.load_state_dict(load_file(chosen / FILES[0]))
-    return Run(folder, cfg, model.eval(), step)
+    return Run(folder, cfg, model.to(device).eval(), wanted, tuple(faults))

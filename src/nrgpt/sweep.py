@@ -48,7 +48,7 @@ def run_sweep(
     if packed is not None and trials is not None:
         raise ValueError("packed: a search learns from one run after the other; leave out --trials")
     if trials is None:
-        rows = run_grid(cfg, choices, folder, packed)
+        rows = run_grid(cfg, choices, folder, packed, skip_impossible=grid is not None)
     else:
         rows = run_search(name, cfg, choices, folder, trials, storage)
     rows.sort(key=lambda row: row[OBJECTIVE] if row[OBJECTIVE] is not None else float("inf"))
@@ -66,8 +66,13 @@ def read_choices(assignments: Sequence[str]) -> dict[str, list[str]]:
         key, equals, values = assignment.lstrip("-").partition("=")
         if not equals or not values:
             raise ValueError(f"{assignment!r}: write field=value,value,... or field=log(low,high)")
-        choices[key] = [values] if RANGE.fullmatch(values) else values.split(",")
+        choices[key] = [values] if RANGE.fullmatch(values) else split_values(values)
     return choices
+
+
+def split_values(text: str) -> list[str]:
+    """At commas that are in no parentheses: ("max","min"),("sum",) are two tuples."""
+    return [value for value in re.split(r",(?![^()]*\))", text) if value]
 
 
 def run_one(cfg: TrainConfig, chosen: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -89,7 +94,11 @@ def run_one(cfg: TrainConfig, chosen: dict[str, Any], folder: Path) -> dict[str,
 
 
 def run_grid(
-    cfg: TrainConfig, choices: dict[str, list[str]], folder: Path, packed: int | None
+    cfg: TrainConfig,
+    choices: dict[str, list[str]],
+    folder: Path,
+    packed: int | None,
+    skip_impossible: bool,
 ) -> list[dict[str, Any]]:
     for key, values in choices.items():
         if RANGE.fullmatch(values[0]):
@@ -97,8 +106,22 @@ def run_grid(
     combinations = [
         dict(zip(choices, values, strict=True)) for values in itertools.product(*choices.values())
     ]
-    # All must be possible before the first one starts.
-    cfgs = [override(cfg, [f"{k}={v}" for k, v in chosen.items()]) for chosen in combinations]
+    # All must be possible before the first one starts. The paper's grids have combinations that
+    # are not, such as width 380 with 8 heads: those are left out.
+    cfgs: list[TrainConfig] = []
+    possible, refused = [], []
+    for chosen in combinations:
+        try:
+            cfgs.append(override(cfg, [f"{k}={v}" for k, v in chosen.items()]))
+            possible.append(chosen)
+        except ValueError as error:
+            refused.append(error)
+    if refused and (not skip_impossible or not possible):
+        raise refused[0]
+    if refused:
+        count = f"{len(refused):,} of {len(combinations):,} combinations are left out"
+        screen.print(f"{count}, the first because of {refused[0]}", highlight=False)
+    combinations = possible
     if packed is not None:
         run_packed(cfgs, [folder / folder_name(chosen) for chosen in combinations], packed)
     rows = []
@@ -156,15 +179,15 @@ def run_search(
     def objective(trial: Any) -> float:
         chosen = {key: propose(trial, key, values) for key, values in choices.items()}
         row = run_one(cfg, chosen, folder / folder_name(trial.params))
+        trial.set_user_attr("row", row)
         if row[OBJECTIVE] is None:
             raise optuna.TrialPruned(row["error"])
-        trial.set_user_attr("row", row)
         return float(row[OBJECTIVE])
 
-    finished = study.get_trials(states=[optuna.trial.TrialState.COMPLETE])
+    ended = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
+    finished = study.get_trials(states=ended)
     study.optimize(objective, n_trials=max(0, trials - len(finished)))
-    complete = study.get_trials(states=[optuna.trial.TrialState.COMPLETE])
-    return [trial.user_attrs["row"] for trial in complete]
+    return [trial.user_attrs["row"] for trial in study.get_trials(states=ended)]
 
 
 def folder_name(parameters: dict[str, Any]) -> str:

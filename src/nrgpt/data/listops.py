@@ -23,6 +23,7 @@ import dataclasses
 import itertools
 import json
 import math
+import re
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -298,3 +299,14 @@ def render(tokens: Sequence[int], tokenizer: SymbolTokenizer) -> str:
         return " " if is_lisp else ","
 
     return "".join([*words[:1], *(gap(left, right) + right for left, right in pairs)])
+
+
+def read_expression(text: str, tokenizer: SymbolTokenizer) -> list[int]:
+    """Tokens of an expression as people write it: max(7, min(2,3)) ="""
+    words = re.findall(r"<end>|[A-Za-z_]+|\d+|[()=]|[^\s,]", text)
+    symbols = [f" {word}" if word.isdecimal() else word for word in words]
+    for symbol in symbols:
+        if symbol not in tokenizer.number:
+            known = " ".join(name.strip() for name in tokenizer.symbols)
+            raise ValueError(f"{symbol.strip()!r} in {text!r}: this ListOps knows {known}")
+    return [tokenizer.number[symbol] for symbol in symbols]

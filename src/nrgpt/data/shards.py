@@ -11,6 +11,7 @@ import bisect
 import contextlib
 import dataclasses
 import fcntl
+import hashlib
 import itertools
 import json
 import os
@@ -214,6 +215,11 @@ class Dataset:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise fault(path, getattr(error, "pos", 0), f"cannot be used: {error!r}") from error
         return cls(path.parent, manifest, tokenizer, tokenizer.vocab_size)
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells this dataset from others: its manifest has the checksums of all its files."""
+        return hashlib.sha256(json.dumps(self.manifest, sort_keys=True).encode()).hexdigest()
 
     def tokens(self, split: str) -> "TokenStream":
         check_choice("split", split, self.manifest["splits"])

@@ -27,13 +27,20 @@ def estimated_loss(
     """Mean over random batches, as nanoGPT does it. The same batches for the same seed."""
     device = model.tokens.device
     total = torch.zeros((), device=device)
+    rows = rows_at_once(model)
     with evaluating(model):
         for i in range(batches):
             x, y = stream.batch(seed=seed, step=i, size=size, context=model.cfg.context)
-            _, loss = model(x.to(device), y.to(device))
-            assert loss is not None
-            total += loss
+            for some_x, some_y in zip(x.split(rows), y.split(rows), strict=True):
+                _, loss = model(some_x.to(device), some_y.to(device))
+                assert loss is not None
+                total += loss * len(some_x) / size
     return (total / batches).item()
+
+
+def rows_at_once(model: LanguageModel) -> int:
+    """How many windows to compute at a time: their logits take at most a GiB in float32."""
+    return max(1, 2**28 // (model.cfg.context * model.cfg.vocab_size))
 
 
 @torch.no_grad()
@@ -42,19 +49,21 @@ def split_loss(
     stream: TokenStream,
     *,
     stride: int | None = None,
-    size: int = 32,
+    size: int | None = None,
     steps: int | None = None,
 ) -> SplitLoss:
     """Every token of the split but the first, once.
 
     Windows of the model's context advance by ``stride`` tokens, and each counts its last
-    ``stride`` predictions, so that a token has at least context - stride tokens before it. A
+    ``stride`` predictions, so that a token has at least context - stride + 1 before it. A
     stride of 1 gives every token its full context, at a price; the default is context / 4.
+    ``size`` windows are computed at a time.
     """
     context = model.cfg.context
     stride = stride if stride is not None else max(1, context // 4)
     if not 1 <= stride <= context:
         raise ValueError(f"stride = {stride}: must be in 1 .. context = {context}")
+    size = min(32, rows_at_once(model)) if size is None else size
     device = model.tokens.device
     length = min(context, len(stream) - 1)
     positions = torch.arange(length, device=device)
@@ -68,7 +77,7 @@ def split_loss(
             counted = torch.tensor([count for _, count in windows], device=device)
             total += losses.double()[positions >= length - counted[:, None]].sum()
             tokens += sum(count for _, count in windows)
-    return SplitLoss(total.item() / tokens, tokens, context - stride)
+    return SplitLoss(total.item() / tokens, tokens, context - stride + 1)
 
 
 def batches_of_windows(

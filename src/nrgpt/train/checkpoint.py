@@ -123,13 +123,33 @@ def newest_valid(folder: Path) -> tuple[Path | None, list[str]]:
 
 
 def prune(folder: Path, keep: int, best: int | None) -> None:
-    """Remove all but the last ``keep`` and the best, and what a crash left unfinished."""
+    """Remove all but the last ``keep`` and the best."""
     spared = {f"step-{best:08d}"} if best is not None else set()
     for path in checkpoints(folder)[keep:]:
         if path.name not in spared:
             shutil.rmtree(path)
+
+
+def tidy(folder: Path) -> list[str]:
+    """Before a run goes on: remove what a crash left unfinished, give what is damaged another
+    name, so that it is not counted among the checkpoints to keep; returns what was wrong."""
     for path in folder.glob(".unfinished-*"):
         shutil.rmtree(path, ignore_errors=True)
+    faults = []
+    for path in checkpoints(folder):
+        try:
+            verify(path)
+        except CheckpointError as error:
+            faults.append(str(error))
+            set_aside(path, "damaged")
+    return faults
+
+
+def set_aside(path: Path, why: str) -> Path:
+    """Rename a checkpoint that must not be used: step-00000040 -> damaged-step-00000040."""
+    aside = path.with_name(f"{why}-{path.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    return path.rename(aside)
 
 
 def fingerprint(path: Path) -> dict[str, Any]:
@@ -152,9 +172,13 @@ def flush(path: Path) -> None:
 def write_atomically(path: Path, text: str) -> None:
     """Replace a small file by a whole new one, or leave it as it was."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    unfinished.write_text(text)
-    flush(unfinished)
-    unfinished.replace(path)
+    try:
+        unfinished.write_text(text)
+        flush(unfinished)
+        unfinished.replace(path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
 
 
 def gathered(tensor: Tensor) -> Tensor:

@@ -93,7 +93,7 @@ class TrainConfig:
             check(value >= 1, name, value, "at least 1")
         divides = self.batch % self.accumulation == 0
         check(divides, "accumulation", self.accumulation, f"a divisor of batch = {self.batch}")
-        check(self.seed >= 0, "seed", self.seed, "at least 0")
+        check(0 <= self.seed < 2**63, "seed", self.seed, "at least 0 and below 2^63")
         check(self.nan_retries >= 0, "nan_retries", self.nan_retries, "at least 0")
         too_long = self.optimiser.warmup >= self.iterations
         check(not too_long, "optimiser.warmup", self.optimiser.warmup, "less than iterations")
@@ -104,4 +104,4 @@ BOOKKEEPING = {
     "tensorboard", "wandb", "device", "compile", "checkpoint_steps", "accumulation", "parallel",
 }  # fmt: skip
 """Fields that may differ when a run goes on: none of them changes what is being learned.
-(iterations does stretch the schedule, which is why it is announced.)"""
+(More iterations stretch the schedule of the learning rate; the run says so.)"""

@@ -1,9 +1,12 @@
 """The dataset of a run: found, or made."""
 
 import dataclasses
+import fcntl
 import hashlib
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ..data.listops import prepare_listops
@@ -27,8 +30,22 @@ def dataset_folder(cfg: DataConfig) -> Path:
 def prepare_dataset(cfg: DataConfig) -> Path:
     """The folder of the dataset, made first if it is missing and can be made unasked."""
     folder = dataset_folder(cfg)
-    if (folder / "manifest.json").exists():
-        return folder
+    with alone(folder):
+        if not (folder / "manifest.json").exists():
+            make(cfg, folder)
+    return folder
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Runs that start together on a dataset which none has made yet wait for the first of them."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with (folder.parent / f".{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def make(cfg: DataConfig, folder: Path) -> None:
     match cfg.task:
         case "listops":
             prepare_listops(cfg.listops, folder)
@@ -41,13 +58,32 @@ def prepare_dataset(cfg: DataConfig) -> Path:
                 f"data.folder: there is no prepared dataset in {folder}; make one with "
                 f"`nrgpt data text --to {folder} FILES...` or `nrgpt data hub --to {folder}`"
             )
-    return folder
 
 
-def open_dataset(cfg: DataConfig, vocab_size: int) -> Dataset:
-    dataset = Dataset.open(dataset_folder(cfg))
+def open_dataset(cfg: DataConfig, vocab_size: int, *, verify: bool = True) -> Dataset:
+    """The dataset, once it is known to be whole, the one asked for, and within the vocabulary."""
+    dataset = Dataset.open(dataset_folder(cfg), verify=verify)
+    check_identity(cfg, dataset)
     if dataset.vocab_size > vocab_size:
         raise ValueError(
             f"model.vocab_size = {vocab_size}: {dataset.folder} has {dataset.vocab_size} tokens"
         )
     return dataset
+
+
+def check_identity(cfg: DataConfig, dataset: Dataset) -> None:
+    """A folder that was named by hand may hold something else."""
+    source = dataset.manifest["source"]
+    kind = "listops" if "listops" in source else source.get("kind")
+    is_text = cfg.task == "text" and kind != "listops"
+    if kind != cfg.task and not is_text:
+        raise ValueError(f"data.folder: {dataset.folder} holds {kind}, not {cfg.task} as data.task")
+    if kind == "listops":
+        wanted = json.loads(json.dumps(dataclasses.asdict(cfg.listops)))
+        differ = [
+            f"{key} = {source['listops'].get(key)!r}, not {value!r}"
+            for key, value in wanted.items()
+            if source["listops"].get(key) != value
+        ]
+        if differ:
+            raise ValueError(f"data.folder: {dataset.folder} was made with {'; '.join(differ)}")

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from ..config import check_choice
 from ..model import LanguageModel
 
 
@@ -37,6 +38,14 @@ class World:
         dist.all_reduce(raised, dist.ReduceOp.MAX)
         return bool(raised.item())
 
+    def agree(self, number: int) -> bool:
+        """Whether all processes have the same number."""
+        if self.size == 1:
+            return True
+        extremes = torch.tensor([float(number), -float(number)], device=self.device)
+        dist.all_reduce(extremes, dist.ReduceOp.MAX)
+        return bool((extremes[0] == -extremes[1]).item())
+
     def mean(self, value: Tensor) -> Tensor:
         if self.size == 1:
             return value
@@ -49,12 +58,19 @@ class World:
             dist.barrier()
 
 
-@contextmanager
-def world(device: str) -> Iterator[World]:
-    """The processes that torchrun started, or this one alone."""
+def device_named(device: str) -> str:
+    """cpu or cuda; auto is what this machine has."""
+    check_choice("device", device, ("auto", "cpu", "cuda"))
     kind = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     if kind == "cuda" and not torch.cuda.is_available():
         raise ValueError("device = 'cuda': this machine has no usable GPU; use 'cpu' or 'auto'")
+    return kind
+
+
+@contextmanager
+def world(device: str) -> Iterator[World]:
+    """The processes that torchrun started, or this one alone."""
+    kind = device_named(device)
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         yield World(0, 1, torch.device(kind))
@@ -76,6 +92,8 @@ def shard(model: LanguageModel) -> None:
 
     The whole model is one unit. Weights that all steps share are needed at every step, and each
     block prepares its own before the first, so gathering them one by one would save nothing.
+    Muon's iterations in bfloat16 round differently on shards: its updates differ from those of one
+    process by a few per cent, AdamW's by nothing but float32's rounding.
     """
     fully_shard(model)
 

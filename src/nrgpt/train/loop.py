@@ -37,8 +37,9 @@ def train(cfg: TrainConfig, run: Path) -> dict[str, Any]:
         interrupt = stack.enter_context(Interrupt().watching())
         if where.is_first:
             stack.enter_context(only_process(run))
-            check_config(cfg, run)
             prepare_dataset(cfg.data)
+            open_dataset(cfg.data, cfg.model.vocab_size)  # checked whole before anything is written
+            check_config(cfg, run)
         where.barrier()
         if cfg.deterministic:
             torch.use_deterministic_algorithms(True)
@@ -52,11 +53,14 @@ def check_config(cfg: TrainConfig, run: Path) -> None:
     fields = json.loads(json.dumps(dataclasses.asdict(cfg)))
     if path.exists():
         before = flatten(json.loads(path.read_text()))
-        changed = [
-            f"{name}: {before.get(name)!r} -> {value!r}"
+        differ = {
+            name: f"{name}: {before.get(name)!r} -> {value!r}"
             for name, value in flatten(fields).items()
-            if name not in BOOKKEEPING and before.get(name) != value
-        ]
+            if before.get(name) != value
+        }
+        if "iterations" in differ:
+            print(f"{differ['iterations']}: the learning rate's schedule stretches with it")
+        changed = [text for name, text in differ.items() if name not in BOOKKEEPING]
         if changed:
             raise ValueError(
                 f"{run} holds a run of another configuration ({'; '.join(changed)}); choose "
@@ -96,7 +100,8 @@ class Trainer:
                 f"batch = {cfg.batch}: must be a multiple of {where.size} processes x "
                 f"accumulation = {cfg.accumulation}"
             )
-        self.dataset = open_dataset(cfg.data, cfg.model.vocab_size)
+        # Every byte has been checked by the first process, which the others waited for.
+        self.dataset = open_dataset(cfg.data, cfg.model.vocab_size, verify=False)
         self.train_tokens = self.dataset.tokens("train")
         self.val_tokens = self.dataset.tokens("val")
         torch.manual_seed(cfg.seed)
@@ -215,7 +220,7 @@ class Trainer:
         self.report.log(
             self.step,
             loss=loss,
-            lr=self.rate_factor * self.rate() * self.cfg.optimiser.lr,
+            lr=self.optimisers[-1].param_groups[0]["lr"],
             tokens_per_second=tokens_per_second,
             mfu=per_process * self.flops / self.peak,
         )
@@ -243,7 +248,12 @@ class Trainer:
     def save(self) -> None:
         weights = checkpoint.model_tensors(self.model)
         optimiser = checkpoint.optimiser_tensors(self.model, self.optimisers)
-        state = {"rate_factor": self.rate_factor, "rollbacks": self.rollbacks, "best": self.best}
+        state = {
+            "rate_factor": self.rate_factor,
+            "rollbacks": self.rollbacks,
+            "best": self.best,
+            "dataset": self.dataset.fingerprint,
+        }
         if self.where.is_first:
             checkpoint.save_checkpoint(self.folder, self.step, weights, optimiser, state)
             best = self.best.get("step")
@@ -251,15 +261,20 @@ class Trainer:
         self.where.barrier()
 
     def resume(self) -> None:
-        path, faults = checkpoint.newest_valid(self.folder)
-        for fault in faults:
-            if self.where.is_first:
-                print(f"damaged checkpoint passed over: {fault}")
-        if path is None:
-            return
-        self.load(path)
         if self.where.is_first:
-            print(f"going on from {path} (step {self.step})")
+            for fault in checkpoint.tidy(self.folder):
+                print(f"damaged checkpoint set aside: {fault}")
+        self.where.barrier()
+        path, _ = checkpoint.newest_valid(self.folder)
+        if path is not None:
+            self.load(path)
+            if self.where.is_first:
+                print(f"going on from {path} (step {self.step})")
+        if not self.where.agree(self.step):
+            raise ValueError(
+                f"the processes find checkpoints of different steps in {self.run}: all nodes must "
+                "see the same run folder"
+            )
 
     def load(self, path: Path) -> None:
         weights, optimiser, state = checkpoint.load_checkpoint(path)
@@ -269,6 +284,14 @@ class Trainer:
         self.rate_factor = state["rate_factor"]
         self.rollbacks = state["rollbacks"]
         self.best = state["best"]
+        # The best one may be gone, if this is not the newest checkpoint there has been.
+        if self.best and not (self.folder / f"step-{self.best['step']:08d}").is_dir():
+            self.best = {}
+        if state.get("dataset", self.dataset.fingerprint) != self.dataset.fingerprint:
+            raise ValueError(
+                f"{self.dataset.folder} is not the dataset that {self.run} was trained on; give it "
+                "back, or start another run"
+            )
 
     def roll_back(self, loss: Tensor, norm: Tensor) -> None:
         what = f"step {self.step}: loss {loss.item():g}, gradient norm {norm.item():g}"
@@ -278,10 +301,16 @@ class Trainer:
         if rollbacks > self.cfg.nan_retries:
             raise TrainingError(
                 f"{what}: not finite, after {self.rollbacks} retries with smaller learning rates. "
-                "The last good checkpoint is kept. Try a smaller optimiser.lr, a longer warm-up, "
+                "The checkpoint before is kept. Try a smaller optimiser.lr, a longer warm-up, "
                 "or precision = fp32",
                 code=DIVERGED,
             )
+        here = self.folder / f"step-{self.step:08d}"
+        self.where.barrier()
+        if self.where.is_first and here.is_dir():
+            # Its weights give this very loss: no learning rate helps, only an older checkpoint.
+            checkpoint.set_aside(here, "not-finite")
+        self.where.barrier()
         path, _ = checkpoint.newest_valid(self.folder)
         if path is None:
             raise TrainingError(f"{what}: not finite, and no checkpoint to go back to", DIVERGED)

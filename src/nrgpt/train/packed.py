@@ -45,10 +45,12 @@ def train_packed(cfgs: Sequence[TrainConfig], runs: Sequence[Path]) -> list[dict
         if where.size > 1:
             raise ValueError("packed training is for one process; give each its own runs")
         interrupt = stack.enter_context(Interrupt().watching())
-        for cfg, run in zip(cfgs, runs, strict=True):
+        for run in runs:
             stack.enter_context(only_process(run))
-            check_config(cfg, run)
         prepare_dataset(cfgs[0].data)
+        open_dataset(cfgs[0].data, cfgs[0].model.vocab_size)
+        for cfg, run in zip(cfgs, runs, strict=True):
+            check_config(cfg, run)
         left_over = Pack(cfgs, runs, where.device, interrupt).fit()
     for number in left_over:
         train(cfgs[number], runs[number])
@@ -77,7 +79,7 @@ class Pack:
     ):
         self.cfgs, self.runs, self.device, self.interrupt = cfgs, runs, device, interrupt
         self.cfg = cfgs[0]
-        self.dataset = open_dataset(self.cfg.data, self.cfg.model.vocab_size)
+        self.dataset = open_dataset(self.cfg.data, self.cfg.model.vocab_size, verify=False)
         self.train_tokens = self.dataset.tokens("train")
         self.val_tokens = self.dataset.tokens("val")
         models = []
@@ -88,7 +90,8 @@ class Pack:
         self.template = LanguageModel(self.cfg.model).to(device)
         """Takes the weights of one run after the other, for what is done one by one."""
         self.states: list[dict[str, Any]] = [
-            {"rate_factor": 1.0, "rollbacks": 0, "best": {}} for _ in cfgs
+            {"rate_factor": 1.0, "rollbacks": 0, "best": {}, "dataset": self.dataset.fingerprint}
+            for _ in cfgs
         ]
         self.running = list(range(len(cfgs)))
         """The runs that have not met a number that is not finite."""
@@ -175,7 +178,7 @@ class Pack:
         values = losses.tolist()
         for number in self.running:
             cfg, factor = self.cfgs[number], self.states[number]["rate_factor"]
-            rate = rate_at(self.step, cfg.iterations, cfg.optimiser)
+            rate = rate_at(self.step - 1, cfg.iterations, cfg.optimiser)
             self.reports[number].log(
                 self.step,
                 loss=values[number],
@@ -215,13 +218,11 @@ class Pack:
 
     def resume(self) -> int:
         """The newest step of which every run has a valid checkpoint; 0 to begin."""
+        for run in self.runs:
+            for fault in checkpoint.tidy(run / "checkpoints"):
+                print(f"damaged checkpoint set aside: {fault}")
         valid = [
-            {
-                path.name
-                for path in checkpoint.checkpoints(run / "checkpoints")
-                if checkpoint.is_valid(path)
-            }
-            for run in self.runs
+            {path.name for path in checkpoint.checkpoints(run / "checkpoints")} for run in self.runs
         ]
         if not any(valid):
             return 0
@@ -235,5 +236,5 @@ class Pack:
         for number, run in enumerate(self.runs):
             weights, optimiser, state = checkpoint.load_checkpoint(run / "checkpoints" / name)
             self.update.load(number, weights, optimiser)
-            self.states[number] = {key: state[key] for key in ("rate_factor", "rollbacks", "best")}
+            self.states[number] = {key: state[key] for key in self.states[number]}
         return int(name.removeprefix("step-"))
