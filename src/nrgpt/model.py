@@ -16,10 +16,9 @@ from .certificate import Certificate, Finding, Guarantee
 from .config import ModelConfig
 from .energy.total import Extra
 from .init import blank, initialise
+from .kernels.loss import IGNORED_TARGET as IGNORED_TARGET
+from .kernels.loss import head_loss, plain_loss
 from .norm import make_norm
-
-IGNORED_TARGET = -100
-"""A target with this value does not count in the loss."""
 
 
 @dataclass(frozen=True)
@@ -60,29 +59,26 @@ class LanguageModel(nn.Module):
         steps: int | None = None,
         extra: Extra | None = None,
         masks: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
+        want_logits: bool = True,
+    ) -> tuple[Tensor | None, Tensor | None]:
         """Logits (batch, tokens, vocabulary) and, given targets, their mean cross-entropy.
 
         ``steps`` may differ from the trained number (for gpt it may only be smaller).
         ``extra`` terms are added to the energy for this call. ``masks`` are dropout's, from
-        ``draw_masks``; a model in training mode draws them itself.
+        ``draw_masks``; a model in training mode draws them itself. A training step has no use for
+        the logits: without them (None) a large vocabulary takes far less memory.
         """
         for x in self.states(idx, steps=steps, extra=extra, masks=masks):  # noqa: B007
             pass  # the last one counts
-        logits = self.readout(x)
-        if targets is None:
-            return logits, None
-        if targets.shape != idx.shape:
+        if targets is not None and targets.shape != idx.shape:
             raise ValueError(
                 f"targets have shape {tuple(targets.shape)}; they must have that of idx, "
                 f"{tuple(idx.shape)}"
             )
-        # At least float32: a sum over a large vocabulary does not survive bfloat16.
-        precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        loss = F.cross_entropy(
-            precise.flatten(0, 1), targets.flatten(), ignore_index=IGNORED_TARGET
-        )
-        return logits, loss
+        if targets is not None and not want_logits:
+            return None, head_loss(self.final_norm(x), self.head_weight, self.head_bias, targets)
+        logits = self.readout(x)
+        return logits, None if targets is None else plain_loss(logits, targets)
 
     def states(
         self,
@@ -180,8 +176,11 @@ class LanguageModel(nn.Module):
 
     def readout(self, x: Tensor) -> Tensor:
         """Logits of a state: what the model would say if it stopped here."""
-        head = self.tokens if self.head is None else self.head
-        return F.linear(self.final_norm(x), head, self.head_bias)
+        return F.linear(self.final_norm(x), self.head_weight, self.head_bias)
+
+    @property
+    def head_weight(self) -> Tensor:
+        return self.tokens if self.head is None else self.head
 
     def check_steps(self, steps: int | None) -> int:
         if steps is None:

@@ -32,7 +32,7 @@ def estimated_loss(
         for i in range(batches):
             x, y = stream.batch(seed=seed, step=i, size=size, context=model.cfg.context)
             for some_x, some_y in zip(x.split(rows), y.split(rows), strict=True):
-                _, loss = model(some_x.to(device), some_y.to(device))
+                _, loss = model(some_x.to(device), some_y.to(device), want_logits=False)
                 assert loss is not None
                 total += loss * len(some_x) / size
     return (total / batches).item()

@@ -27,7 +27,7 @@ from .faults import DIVERGED, INTERRUPTED, Interrupt, TrainingError, only_proces
 from .optim import make_optimisers, rate_at, set_rate
 from .report import Report, environment
 from .result import write_result
-from .speed import flops_per_token, matrix_product_rate
+from .speed import matrix_product_rate, training_flops_per_token
 
 
 def train(cfg: TrainConfig, run: Path) -> dict[str, Any]:
@@ -199,7 +199,7 @@ class Trainer:
             targets = targets.to(where.device, non_blocking=True)
             with synchronised(self.parallel, last=i == len(parts) - 1):
                 with autocast(self.cfg, self.where.device):
-                    _, loss = self.parallel(idx, targets)
+                    _, loss = self.parallel(idx, targets, want_logits=False)
                 (loss / len(parts)).backward()
             total += loss.detach() / len(parts)
         largest = self.cfg.optimiser.clip if self.cfg.optimiser.clip is not None else float("inf")
@@ -212,7 +212,7 @@ class Trainer:
     # Measuring ---------------------------------------------------------------------------------
 
     def measure_speed(self) -> None:
-        self.flops = flops_per_token(self.cfg.model)
+        self.flops = training_flops_per_token(self.cfg.model)
         self.peak = matrix_product_rate(self.where.device, self.cfg.precision)
 
     def log(self, loss: float, tokens_per_second: float) -> None:

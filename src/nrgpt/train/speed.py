@@ -6,12 +6,17 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..config import ModelConfig
+from ..flops import flops_per_token
 from ..model import LanguageModel
 
 
-def flops_per_token(cfg: ModelConfig) -> float:
-    """Matrix-product FLOPs of training on one token, by PyTorch's counter, attention counted as
-    if it had no mask. Computes nothing: the model counted is made of shapes alone."""
+def training_flops_per_token(cfg: ModelConfig) -> float:
+    """Matrix-product FLOPs of training on one token, attention counted as if it had no mask. By
+    formula or, for an energy of one's own, by PyTorch's counter on a model of shapes alone."""
+    try:
+        return flops_per_token(cfg)
+    except ValueError:
+        pass
     with torch.device("meta"):
         model = LanguageModel(cfg)
         idx = torch.zeros(1, cfg.context, dtype=torch.long)

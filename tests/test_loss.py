@@ -1,0 +1,81 @@
+"""The chunked loss against the plain one."""
+
+import pytest
+import torch
+
+from nrgpt.kernels import loss as kernels
+from nrgpt.kernels.loss import ChunkedLoss, plain_loss
+from tests.models import config, randomised, relative, tokens
+
+
+def inputs(dtype=torch.float64, vocabulary=37, count=145):
+    h = torch.randn(count, 9, dtype=dtype, requires_grad=True)
+    head = torch.randn(vocabulary, 9, dtype=dtype, requires_grad=True)
+    bias = torch.randn(vocabulary, dtype=dtype, requires_grad=True)
+    targets = torch.randint(vocabulary, (count,))
+    targets[::7] = -100
+    return h, head, bias, targets
+
+
+@pytest.mark.parametrize("rows", [1, 63, 144, 145, 1_000])
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_value_and_gradients(rows, with_bias):
+    h, head, bias, targets = inputs()
+    wanted = (h, head, bias) if with_bias else (h, head)
+    found = ChunkedLoss.apply(h, head, bias if with_bias else None, targets, rows)
+    exact = plain_loss(h @ head.T + (bias if with_bias else 0), targets)
+    assert abs(found.item() - exact.item()) < 1e-12
+    upstream = torch.tensor(0.7, dtype=torch.float64)
+    pairs = zip(
+        torch.autograd.grad(found, wanted, upstream),
+        torch.autograd.grad(exact, wanted, upstream),
+        strict=True,
+    )
+    assert all(relative(ours, theirs) < 1e-12 for ours, theirs in pairs)
+
+
+def test_in_bfloat16():
+    """As close to the exact gradient as the plain loss in bfloat16 is, but for a factor."""
+    h, head, bias, targets = inputs(torch.float32, vocabulary=1_000)
+    exact = torch.autograd.grad(plain_loss(h @ head.T + bias, targets), (h, head, bias))
+    errors = []
+    for loss in (
+        lambda: plain_loss(torch.nn.functional.linear(h, head, bias), targets),
+        lambda: ChunkedLoss.apply(h, head, bias, targets, 63),
+    ):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            value = loss()
+        assert value.dtype == torch.float32
+        found = torch.autograd.grad(value, (h, head, bias))
+        errors.append([relative(a, b) for a, b in zip(found, exact, strict=True)])
+    assert all(ours < 2 * plain + 1e-3 for plain, ours in zip(*errors, strict=True))
+
+
+@pytest.mark.parametrize("fields", [{}, {"tied": False, "head_bias": True}])
+def test_a_model_that_does_not_return_its_logits(fields, monkeypatch):
+    model = randomised(config(**fields))
+    idx, targets = tokens(model.cfg)
+    _, plain = model(idx, targets)
+    expected = torch.autograd.grad(plain, model.parameters())
+    for chunk in (2**25, 30):
+        monkeypatch.setattr(kernels, "CHUNK", chunk)
+        logits, loss = model(idx, targets, want_logits=False)
+        assert logits is None
+        found = torch.autograd.grad(loss, model.parameters())
+        assert abs(loss.item() - plain.item()) < 1e-12
+        assert all(relative(a, b) < 1e-10 for a, b in zip(found, expected, strict=True))
+    with torch.no_grad():
+        assert abs(model(idx, targets, want_logits=False)[1].item() - plain.item()) < 1e-12
+
+
+def test_it_compiles_into_one_graph(monkeypatch):
+    monkeypatch.setattr(kernels, "CHUNK", 30)
+    model = randomised(config())
+    idx, targets = tokens(model.cfg)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    _, loss = compiled(idx, targets, want_logits=False)
+    _, exact = model(idx, targets)
+    assert abs(loss.item() - exact.item()) < 1e-12
+    expected = torch.autograd.grad(exact, model.parameters())
+    found = torch.autograd.grad(loss, model.parameters())
+    assert all(relative(a, b) < 1e-10 for a, b in zip(found, expected, strict=True))
