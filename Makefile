@@ -15,7 +15,7 @@ test: $(READY)
 	$(BIN)/pytest
 
 bench: $(READY)
-	$(BIN)/python benchmarks/training_step.py
+	$(BIN)/nrgpt bench
 
 format: $(READY)
 	$(BIN)/ruff check --fix

@@ -6,49 +6,18 @@ whenever you like and start it again: it goes on where it was.
 
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import torch
 from rich.console import Console
-from torch import Tensor
 
-from nrgpt import LanguageModel
+import nrgpt
 from nrgpt.data.listops import read_tests
+from nrgpt.dynamics.figures import energy_figure, save
 from nrgpt.evaluate.listops import listops_accuracy
 from nrgpt.presets import demo
 from nrgpt.runs import load_run
 from nrgpt.train.loop import train
 
 screen = Console()
-
-
-@torch.no_grad()
-def energies_over_steps(model: LanguageModel, idx: Tensor, steps: int) -> dict[str, Tensor]:
-    """Each term's energy, their sum, and ||x||, of every token: shape (steps + 1, tokens)."""
-    rows = []
-    for x in model.states(idx, steps=steps):
-        energies = model.energies(x)
-        rows.append({"total": sum(energies.values()), **energies, "size": x.norm(dim=-1)})
-    return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
-
-
-def plot(curves: dict[str, Tensor], trained_steps: int, path: Path) -> None:
-    titles = {
-        "total": "energy $E_A$",
-        "attention": r"attention $E^{\mathrm{AT}}_A$",
-        "feedforward": r"feed-forward $E^{\mathrm{FF}}_A$",
-        "size": r"size of the state $\|x_A\|$",
-    }
-    figure, axes = plt.subplots(1, 4, figsize=(14, 3.6), constrained_layout=True)
-    for axis, (name, title) in zip(axes, titles.items(), strict=True):
-        tokens = curves[name].shape[1]
-        for A in range(tokens):
-            colour = plt.colormaps["viridis"](A / tokens)
-            axis.plot(curves[name][:, A], color=colour, alpha=0.7, linewidth=1)
-        axis.axvline(trained_steps, color="grey", linestyle=":", linewidth=1)
-        axis.set(title=title, xlabel="step $t$ (dotted: as trained)")
-    path.parent.mkdir(exist_ok=True)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
 
 
 def main() -> None:
@@ -78,7 +47,7 @@ def main() -> None:
     text = torch.from_numpy(dataset.tokens("val").read(0, 64))[None]
     path = Path("out/energies.png")
     steps = 2 * cfg.model.steps
-    plot(energies_over_steps(loaded.model, text, steps), cfg.model.steps, path)
+    save(energy_figure(nrgpt.trajectory(loaded.model, text, steps=steps)), path, ("png",))
     screen.print(f"\nenergies of 64 validation tokens over {steps} steps: {path}")
 
 

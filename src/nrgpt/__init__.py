@@ -9,6 +9,7 @@ Importing this package loads torch and nothing heavier.
 
 from .certificate import Certificate, Finding, Guarantee
 from .config import ModelConfig
+from .dynamics.trajectory import Step, Trajectory, stream_trajectory, trajectory
 from .energy import EnergyTerm, Readout, TotalEnergy
 from .model import LanguageModel, ParameterCounts
 from .released import load_released
@@ -24,6 +25,10 @@ __all__ = [
     "ModelConfig",
     "ParameterCounts",
     "Readout",
+    "Step",
     "TotalEnergy",
+    "Trajectory",
     "load_released",
+    "stream_trajectory",
+    "trajectory",
 ]

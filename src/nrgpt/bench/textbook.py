@@ -1,0 +1,68 @@
+"""What we compare with: the same models with autograd inside the forward pass."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..block import EnergyBlock, Folded
+from ..cache import Cache
+from ..config import ModelConfig
+from ..energy import AttentionEnergy, EnergyTerm
+from ..energy.feedforward import FF2W
+from ..model import LanguageModel
+from ..rate import Free
+
+
+class TextbookBlock(EnergyBlock):
+    """x <- x - eta dE/dg with E as the paper writes it, and torch.func.grad."""
+
+    def update(
+        self, x: Tensor, t: int, prepared: list[Folded], cache: Cache | None = None
+    ) -> Tensor:
+        attention, feedforward = self.energy.terms["attention"], self.energy.terms["feedforward"]
+        assert isinstance(attention, AttentionEnergy)
+        assert isinstance(feedforward, FF2W)
+        assert isinstance(self.rate, Free)
+        assert attention.alpha is not None
+        alpha, beta, heads = attention.alpha, attention.beta, attention.heads
+        W_Q = attention.W_Q.unflatten(0, (heads, -1))
+        W_K = attention.W_K.unflatten(0, (heads, -1))
+        unseen = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu()
+
+        def energy(g: Tensor, past: Tensor) -> Tensor:
+            q = torch.einsum("bad,hyd->bhay", g, W_Q)
+            k = torch.einsum("bnd,hyd->bhny", past, W_K)
+            scores = beta * torch.einsum("bhay,bhny->bhan", q, k)
+            log_sum = scores.masked_fill(unseen, -1e9).logsumexp(-1)[:, :, 1:]
+            hidden = F.gelu(g @ feedforward.W_1.T)
+            E_AT = -(alpha[:, None] * log_sum).sum() / beta
+            return E_AT - (g * (hidden @ feedforward.W_2.T)).sum()
+
+        g = self.norm(x)
+        return -torch.func.grad(energy)(g, g) @ self.rate.eta.T
+
+
+class AutogradAttention(AttentionEnergy):
+    def force(self, z: Tensor, keys: Tensor | None) -> Tensor:
+        return torch.func.grad(lambda z: -self.energy(z, keys).sum())(z)[..., : self.queries]
+
+
+class AutogradFF2W(FF2W):
+    force = EnergyTerm.force
+
+
+def textbook_model(cfg: ModelConfig) -> LanguageModel:
+    """NRGPT-FF2W, low rank, strict, with a free eta: the energy written with einsum, as in the
+    paper, and torch.func.grad inside."""
+    model = LanguageModel(cfg)
+    model.blocks[0].__class__ = TextbookBlock
+    return model
+
+
+def autograd_model(cfg: ModelConfig) -> LanguageModel:
+    """The package's own energies, with torch.func.grad instead of the forces by hand."""
+    model = LanguageModel(cfg)
+    terms = model.energy_block.energy.terms
+    terms["attention"].__class__ = AutogradAttention
+    terms["feedforward"].__class__ = AutogradFF2W
+    return model

@@ -1,0 +1,15 @@
+"""The command line. The order of these imports is that of `nrgpt --help`."""
+
+# isort: off
+from . import training
+from . import models
+from . import data
+
+# isort: on
+from .common import app
+
+__all__ = ["app", "data", "main", "models", "training"]
+
+
+def main() -> None:
+    app()

@@ -1,0 +1,77 @@
+"""What the commands share: the app, options, and errors said in one line."""
+
+import errno
+import functools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from ..train.checkpoint import CheckpointError
+from ..train.faults import TrainingError
+
+if TYPE_CHECKING:
+    from ..runs import Run
+
+app = typer.Typer(
+    help="Energy-based GPTs: train them, watch them, use them.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+data_app = typer.Typer(help="Prepare and check datasets.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+screen = Console()
+
+FREE_FORM = {"ignore_unknown_options": True}  # so that --model.width=64 reaches us as it is
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="Fields to change: model.width=64 optimiser.lr=1e-3 ...", metavar="[FIELD=VALUE]..."
+    ),
+]
+RunFolder = Annotated[Path, typer.Argument(help="A run folder.")]
+Steps = Annotated[int | None, typer.Option(help="Inference steps, if not as trained.")]
+Checkpoint = Annotated[int | None, typer.Option(help="Checkpoint; default the best.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+
+
+def clear_errors(command: Callable[..., None]) -> Callable[..., None]:
+    """What a user can mend is said in one line, with an exit code; the rest keeps its traceback."""
+
+    @functools.wraps(command)
+    def wrapped(*arguments: Any, **options: Any) -> None:
+        try:
+            command(*arguments, **options)
+            return
+        except TrainingError as error:
+            said, code = str(error), error.code
+        except CheckpointError as error:
+            said, code = str(error), 4
+        except (ValueError, FileNotFoundError, FileExistsError) as error:
+            said, code = str(error), 2
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise
+            said, code = f"the disk is full: {error}; free some space and go on", 4
+        except KeyboardInterrupt:
+            said, code = "stopped at once", 130
+        print(f"nrgpt: {said}", file=sys.stderr)
+        raise typer.Exit(code)
+
+    return wrapped
+
+
+def open_run(folder: Path, step: int | None, device: str) -> "Run":
+    """A run, and what was wrong in its folder said aloud."""
+    from ..runs import load_run
+    from ..train.distributed import device_named
+
+    loaded = load_run(folder, step, device=device_named(device))
+    for fault in loaded.faults:
+        print(f"damaged checkpoint passed over: {fault}", file=sys.stderr)
+    return loaded

@@ -1,0 +1,122 @@
+"""nrgpt train, presets, sweep."""
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..overrides import override
+from ..train.faults import EXIT_CODES
+from .common import FREE_FORM, Overrides, app, clear_errors, screen
+
+EXIT_TEXT = "; ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items())
+
+
+def preset(name: str) -> Any:
+    from ..config import suggestion
+    from ..presets import PRESETS
+
+    if name not in PRESETS:
+        raise ValueError(f"there is no preset {name!r}{suggestion(name, PRESETS)}")
+    return PRESETS[name]()
+
+
+def default_run(name: str, cfg: Any) -> Path:
+    """runs/NAME for a preset as it is; with changes, a suffix that depends on them alone."""
+    if cfg == preset(name):
+        return Path("runs") / name
+    text = json.dumps(dataclasses.asdict(cfg), sort_keys=True)
+    return Path("runs") / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+@app.command(context_settings=FREE_FORM, epilog=f"Exit codes: {EXIT_TEXT}.")
+@clear_errors
+def train(
+    name: Annotated[str, typer.Argument(metavar="PRESET", help="See `nrgpt presets`.")],
+    overrides: Overrides = None,
+    to: Annotated[Path | None, typer.Option(help="Run folder; default below runs/.")] = None,
+    packed: Annotated[
+        bool, typer.Option(help="Many runs in one process: give fields several values.")
+    ] = False,
+) -> None:
+    """Train a preset, or go on where it was stopped: type the same command again.
+
+    On several GPUs: torchrun --nproc-per-node 8 -m nrgpt train PRESET
+
+    Several seeds and learning rates together: nrgpt train PRESET --packed seeds=8 lr=1e-3,2e-3
+    """
+    from ..train.loop import train as train_run
+
+    if packed:
+        several = [packed_field(assignment) for assignment in overrides or []]
+        sweep(name, several, to or Path("runs") / f"{name}-packed", packed=1_000)
+        return
+    cfg = override(preset(name), overrides or [])
+    folder = to or default_run(name, cfg)
+    result = train_run(cfg, folder)
+    screen.print_json(data=result)
+    screen.print(f"everything is in {folder}")
+
+
+def packed_field(assignment: str) -> str:
+    """seeds=3 is short for seed=0,1,2; lr is short for optimiser.lr."""
+    key, _, value = assignment.lstrip("-").partition("=")
+    if key == "seeds":
+        if not value.isdecimal() or int(value) < 1:
+            raise ValueError(f"seeds={value}: must be a whole number, at least 1")
+        return "seed=" + ",".join(map(str, range(int(value))))
+    return f"optimiser.lr={value}" if key == "lr" else assignment
+
+
+@app.command()
+@clear_errors
+def presets() -> None:
+    """List the presets, one line each: width D, heads H, steps T, and what they are.
+
+    As PRESET: our recipe. PRESET_paper: the paper's text. PRESET_released: its authors' code.
+    """
+    from ..presets import PRESETS
+
+    for name, make in sorted(PRESETS.items()):
+        cfg = make()
+        model = f"{cfg.model.block} D{cfg.model.width} H{cfg.model.heads} T{cfg.model.steps}"
+        what = (make.__doc__ or "").splitlines()[0]
+        print(f"{name:<41} {model:<28} {cfg.iterations:>7,} iterations  {what}")
+
+
+@app.command(context_settings=FREE_FORM)
+@clear_errors
+def sweep(
+    name: Annotated[str, typer.Argument(metavar="PRESET")],
+    overrides: Overrides = None,
+    to: Annotated[Path | None, typer.Option(help="Folder; default sweeps/PRESET.")] = None,
+    grid: Annotated[str | None, typer.Option(help="A named grid of the paper's.")] = None,
+    trials: Annotated[int | None, typer.Option(help="Search with Optuna instead.")] = None,
+    storage: Annotated[str | None, typer.Option(help="Optuna storage URL.")] = None,
+    packed: Annotated[
+        int | None, typer.Option(help="Train this many runs of one shape at a time, together.")
+    ] = None,
+) -> None:
+    """Train a preset many times: all combinations of comma-separated values, or a search.
+
+    nrgpt sweep shakespeare_nrgpt_ff2w model.width=64,128 seed=0,1,2
+
+    nrgpt sweep debug optimiser.lr=log(1e-4,1e-2) --trials 20
+
+    nrgpt sweep listops_nrgpt_ff2w --grid listops_widths seed=0,1,2 --packed 16
+    """
+    from ..sweep import run_sweep
+
+    run_sweep(
+        name,
+        preset(name),
+        overrides or [],
+        to or Path("sweeps") / name,
+        grid=grid,
+        trials=trials,
+        storage=storage,
+        packed=packed,
+    )

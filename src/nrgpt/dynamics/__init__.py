@@ -1,0 +1,1 @@
+"""The forward pass as a motion: watching tokens on their energy landscape."""

@@ -1,0 +1,307 @@
+"""What becomes of every token over the steps: its energies, its force, how far it moves, and what
+the model would say if it stopped there.
+
+Watching costs little more than the forward pass: g, the readouts z and the keys of a step serve its
+energies, its forces and the next state alike.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..block import EnergyBlock
+from ..energy.total import Extra, read
+from ..generate import evaluating
+from ..model import IGNORED_TARGET, LanguageModel
+
+LOGITS_AT_ONCE = 1 << 22
+"""Logits held at a time: read out for all tokens at once, a large vocabulary would need more memory
+than all the rest."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """All tokens in one state. Tensors are on the CPU, of shape (batch, tokens) unless noted."""
+
+    t: int
+    energies: dict[str, Tensor]
+    """By term, and their sum as ``total``; empty if energies were not asked for."""
+    force: Tensor | None
+    """||dE_A/dg_A||, the norm of all terms' summed force; None without energies."""
+    size: Tensor
+    """||x||"""
+    move: Tensor | None
+    """||g - g before||; None in the first state. (Baselines: g as the readout sees it.)"""
+    entropy: Tensor
+    """Of the readout, in nats."""
+    loss: Tensor | None
+    """Of the readout, in nats; None without targets, not a number where a target is ignored."""
+    top_tokens: Tensor
+    """The likeliest tokens of the readout, best first: (batch, tokens, top)."""
+    top_probabilities: Tensor
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """The fields of ``Step`` with the states 0..T as first dimension: (T + 1, batch, tokens).
+    ``move`` has T entries, one for each pair of consecutive states."""
+
+    idx: Tensor
+    targets: Tensor | None
+    trained_steps: int
+    energies: dict[str, Tensor]
+    force: Tensor | None
+    size: Tensor
+    move: Tensor
+    entropy: Tensor
+    loss: Tensor | None
+    top_tokens: Tensor
+    top_probabilities: Tensor
+
+    @property
+    def steps(self) -> int:
+        return len(self.size) - 1
+
+    @property
+    def argmax(self) -> Tensor:
+        """What the model would say, stopped at each state: (T + 1, batch, tokens)."""
+        return self.top_tokens[..., 0]
+
+    def mean_loss(self) -> Tensor:
+        """Over all tokens that have a target, for each state: (T + 1,)."""
+        if self.loss is None:
+            raise ValueError("no loss without targets; pass them to trajectory()")
+        return self.loss.flatten(1).nanmean(1)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Everything by name, as np.savez takes it; energies are called energy_NAME."""
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        tensors |= {f"energy_{name}": energy for name, energy in self.energies.items()}
+        arrays = {
+            name: (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
+            for name, tensor in tensors.items()  # NumPy has no bfloat16
+        }
+        return arrays | {"trained_steps": np.array(self.trained_steps)}
+
+
+def trajectory(
+    model: LanguageModel,
+    idx: Tensor,
+    targets: Tensor | None = None,
+    steps: int | None = None,
+    extra: Extra | None = None,
+    *,
+    energies: bool = True,
+    top: int = 1,
+) -> Trajectory:
+    """Watch the tokens ``idx`` (batch, tokens) over all states of the forward pass.
+
+    ``steps`` and ``extra`` are those of the model's forward pass; ``top`` is how many of the
+    likeliest tokens to keep. A baseline has no energy: ``energies=False`` watches the rest.
+    Dropout is off, and everything is computed in the precision of the weights, autocast or not: a
+    step may change an energy by little.
+
+    >>> import nrgpt, torch
+    >>> cfg = nrgpt.ModelConfig(vocab_size=65, context=32, width=16, heads=2, steps=8)
+    >>> text = torch.randint(65, (2, 33))
+    >>> seen = nrgpt.trajectory(nrgpt.LanguageModel(cfg), text[:, :-1], text[:, 1:], steps=12)
+    >>> sorted(seen.energies)
+    ['attention', 'feedforward', 'total']
+    >>> seen.energies["total"].shape  # states, batch, tokens
+    torch.Size([13, 2, 32])
+    >>> seen.mean_loss().shape  # if stopped after 0, 1, ... steps
+    torch.Size([13])
+    """
+    records = list(stream_trajectory(model, idx, targets, steps, extra, energies=energies, top=top))
+    return Trajectory(
+        idx=idx.detach().cpu(),
+        targets=None if targets is None else targets.detach().cpu(),
+        trained_steps=model.cfg.steps,
+        energies={
+            name: torch.stack([record.energies[name] for record in records])
+            for name in records[0].energies
+        },
+        force=stacked([record.force for record in records]),
+        size=torch.stack([record.size for record in records]),
+        move=torch.stack([record.move for record in records if record.move is not None]),
+        entropy=torch.stack([record.entropy for record in records]),
+        loss=stacked([record.loss for record in records]),
+        top_tokens=torch.stack([record.top_tokens for record in records]),
+        top_probabilities=torch.stack([record.top_probabilities for record in records]),
+    )
+
+
+def stacked(values: list[Tensor | None]) -> Tensor | None:
+    """All are there, or none."""
+    there = [value for value in values if value is not None]
+    return torch.stack(there) if there else None
+
+
+def stream_trajectory(
+    model: LanguageModel,
+    idx: Tensor,
+    targets: Tensor | None = None,
+    steps: int | None = None,
+    extra: Extra | None = None,
+    *,
+    energies: bool = True,
+    top: int = 1,
+) -> Iterator[Step]:
+    """``trajectory`` one state at a time, for runs too long to keep or that may be stopped.
+
+    >>> import itertools, nrgpt, torch
+    >>> cfg = nrgpt.ModelConfig(vocab_size=65, context=32, width=16, heads=2, steps=8)
+    >>> idx = torch.randint(65, (2, 32))
+    >>> states = nrgpt.stream_trajectory(nrgpt.LanguageModel(cfg), idx, steps=10**6)
+    >>> [state.t for state in itertools.islice(states, 3)]
+    [0, 1, 2]
+    """
+    steps = model.check_steps(steps)
+    if energies:
+        _ = model.energy_block  # a baseline says here that it has none
+    if targets is not None and targets.shape != idx.shape:
+        raise ValueError(
+            f"targets have shape {tuple(targets.shape)}; they must have that of idx, "
+            f"{tuple(idx.shape)}"
+        )
+    if "total" in (extra or {}):
+        raise ValueError("extra term 'total': that is the name of the sum; call it otherwise")
+    if not 1 <= top <= model.cfg.vocab_size:
+        raise ValueError(f"top = {top}: must be in 1 .. vocab_size = {model.cfg.vocab_size}")
+    return watch(model, idx, targets, steps, extra, energies, top)
+
+
+@torch.no_grad()
+def watch(
+    model: LanguageModel,
+    idx: Tensor,
+    targets: Tensor | None,
+    steps: int,
+    extra: Extra | None,
+    energies: bool,
+    top: int,
+) -> Iterator[Step]:
+    with undisturbed(model):
+        watched = WatchedEnergy(model, extra) if energies else WatchedBlocks(model, extra)
+        x, g_before = model.embed(idx), None
+    for t in range(steps + 1):
+        with undisturbed(model):
+            look = watched.look(x)
+            entropy, loss, tokens, probabilities = read_out(model, x, targets, top)
+            record = Step(
+                t=t,
+                energies={name: energy.cpu() for name, energy in look.energies.items()},
+                force=None if look.force is None else look.force.norm(dim=-1).cpu(),
+                size=x.norm(dim=-1).cpu(),
+                move=None if g_before is None else (look.g - g_before).norm(dim=-1).cpu(),
+                entropy=entropy.cpu(),
+                loss=None if loss is None else loss.cpu(),
+                top_tokens=tokens.cpu(),
+                top_probabilities=probabilities.cpu(),
+            )
+        yield record
+        if t < steps:
+            with undisturbed(model):
+                x, g_before = watched.advance(x, t, look), look.g
+
+
+@contextlib.contextmanager
+def undisturbed(model: LanguageModel) -> Iterator[None]:
+    """No dropout, no autocast; not held while the caller has a state: it may be training."""
+    with evaluating(model), torch.autocast(model.tokens.device.type, enabled=False):
+        yield
+
+
+class Look(NamedTuple):
+    g: Tensor
+    energies: dict[str, Tensor]  # (batch, tokens) each, the total first
+    force: Tensor | None  # -dE/dg, (batch, tokens, D)
+
+
+class WatchedBlocks:
+    """Any model's blocks, without energies."""
+
+    def __init__(self, model: LanguageModel, extra: Extra | None):
+        self.blocks, self.prepared = model.blocks, model.prepare(extra)
+        first = model.blocks[0]
+        self.norm = first.norm if isinstance(first, EnergyBlock) else model.final_norm
+
+    def look(self, x: Tensor) -> Look:
+        return Look(self.norm(x), {}, None)
+
+    def advance(self, x: Tensor, t: int, look: Look) -> Tensor:
+        i = t % len(self.blocks)
+        return self.blocks[i](x, t, self.prepared[i])
+
+
+class WatchedEnergy:
+    """The energy block, showing energies and forces on its way.
+
+    By itself the block writes with eta R^T, and no step sees the force on g. Here that force is
+    wanted, so eta is applied to it: one product with a D x D matrix more, where a force computed
+    beside the step would take a second product with every R.
+    """
+
+    def __init__(self, model: LanguageModel, extra: Extra | None):
+        self.block = block = model.energy_block
+        self.terms = [
+            (name, term, term.readout()) for name, term in block.energy.named_terms(extra)
+        ]
+        eye = torch.eye(model.cfg.width, dtype=model.tokens.dtype, device=model.tokens.device)
+        self.eta = block.rate.fold(eye, block.norm)
+
+    def look(self, x: Tensor) -> Look:
+        g = self.block.norm(x)
+        total, force = torch.zeros_like(g[..., 0]), torch.zeros_like(g)
+        energies = {}
+        for name, term, readout in self.terms:
+            R, _, h = readout
+            z = read(readout, g)
+            keys = term.keys(z, g)
+            energy, on_z = term.energy(z, keys), term.force(z, keys)
+            if energy.shape != total.shape:
+                raise ValueError(
+                    f"term {name!r}: energy has shape {tuple(energy.shape)}; it must have "
+                    f"(batch, tokens) = {tuple(total.shape)}"
+                )
+            energies[name] = energy if h is None else energy - g @ h
+            total = total + energies[name]
+            force = force + (on_z if R is None else on_z @ R[: term.written])
+            force = force if h is None else force + h
+        return Look(g, {"total": total, **energies}, force)
+
+    def advance(self, x: Tensor, t: int, look: Look) -> Tensor:
+        assert look.force is not None
+        update = F.linear(look.force, self.eta)
+        return x + self.block.rate.apply_step(update, t, x, self.block.norm)
+
+
+def read_out(
+    model: LanguageModel, x: Tensor, targets: Tensor | None, top: int
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+    """Entropy, loss, likeliest tokens and their probabilities, for a bounded number of logits at a
+    time."""
+    rows = max(1, LOGITS_AT_ONCE // model.cfg.vocab_size)
+    wanted = None if targets is None else targets.flatten().split(rows)
+    parts: list[tuple[Any, ...]] = []
+    for i, some in enumerate(x.flatten(0, 1).split(rows)):
+        logits = model.readout(some)
+        # At least float32: a sum over a large vocabulary does not survive bfloat16.
+        log_p = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+        best, tokens = log_p.max(-1, keepdim=True) if top == 1 else log_p.topk(top)
+        parts.append((-torch.linalg.vecdot(log_p.exp(), log_p), tokens, best.exp()))
+        if wanted is not None:
+            loss = F.nll_loss(log_p, wanted[i], reduction="none", ignore_index=IGNORED_TARGET)
+            ignored = wanted[i] == IGNORED_TARGET
+            parts[-1] += (loss.masked_fill(ignored, float("nan")),)
+    shape = x.shape[:-1]
+    entropy, tokens, best, *losses = (
+        torch.cat(column).unflatten(0, shape) for column in zip(*parts, strict=True)
+    )
+    return entropy, losses[0] if losses else None, tokens, best

@@ -1,0 +1,59 @@
+"""The benchmark measures what it says: its baselines compute the same, its tables are whole."""
+
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from nrgpt import LanguageModel, ModelConfig
+from nrgpt.bench import measure, suites
+from nrgpt.bench.textbook import autograd_model, textbook_model
+from nrgpt.cli import app
+from tests.models import relative
+
+TINY = ModelConfig(vocab_size=11, context=9, width=8, heads=2, steps=2)
+
+
+@pytest.mark.parametrize("make", [textbook_model, autograd_model])
+def test_autograd_inside_computes_the_same(make):
+    by_hand, other = LanguageModel(TINY).double(), make(TINY).double()
+    other.load_state_dict(by_hand.state_dict())
+    idx = torch.randint(11, (2, 9))
+    losses = [model(idx, idx)[1] for model in (by_hand, other)]
+    assert abs(losses[0].item() - losses[1].item()) < 1e-12
+    ours, theirs = (
+        torch.autograd.grad(loss, model.parameters())
+        for loss, model in zip(losses, (by_hand, other), strict=True)
+    )
+    assert all(relative(a, b) < 1e-9 for a, b in zip(ours, theirs, strict=True))
+
+
+def test_every_suite_runs_and_writes_its_numbers(tmp_path, monkeypatch):
+    monkeypatch.setattr(measure, "SECONDS", 0.0)
+    monkeypatch.setattr(measure, "matrix_product_rate", lambda device, precision: 1e9)
+    small = lambda **fields: ModelConfig(**{**fields, "width": 8, "heads": 2, "steps": 2})  # noqa: E731
+    monkeypatch.setattr(suites, "ModelConfig", small)
+    options = ["--device", "cpu", "--to", str(tmp_path), "--profile"]
+    result = CliRunner().invoke(app, ["bench", *options])
+    assert result.exit_code == 0, result.output
+    for suite in suites.SUITES:
+        for report in json.loads((tmp_path / f"{suite}.json").read_text()):
+            assert report["machine"]["torch"] == torch.__version__
+            assert len(report["rows"]) >= 3
+            assert all(row["low"] <= row["seconds"] <= row["high"] for row in report["rows"])
+    assert (tmp_path / "trace.json").stat().st_size > 1_000
+    assert "aten::" in result.output
+
+
+def test_recomputing_steps_keeps_memory_from_growing_with_them():
+    kept = {}
+    for recompute in (False, True):
+        for steps in (4, 16):
+            model = LanguageModel(ModelConfig(**{**vars(TINY), "steps": steps}))
+            model.checkpoint_steps = recompute
+            step = suites.Step(model, 3, torch.device("cpu"))
+            kept[recompute, steps] = suites.kept_bytes(step, torch.device("cpu"))
+    per_state = 3 * 9 * 8 * 4  # what must be kept of a step: the state it starts from
+    assert kept[True, 16] - kept[True, 4] == 12 * per_state
+    assert kept[False, 16] - kept[False, 4] > 10 * 12 * per_state
