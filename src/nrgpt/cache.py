@@ -3,9 +3,10 @@
 Token B at step t depends on nothing after it. So the keys that it shows to later tokens at step t
 can be kept, one set for each step: the exact cache. With keys equal to values, that is all.
 
-The frozen cache keeps one set only: the keys of each token's last state. A new token then moves in
-the field of a past at rest, which is what the descent theorem assumes, but not what the model was
-trained with. It needs 1/T of the memory and gives other (close) results.
+The frozen cache keeps one set only: the keys of each token's last state, 1/T of the memory. A new
+token then moves in the field of a past at rest. That is what the descent theorem assumes, but it is
+another model: one that was trained with all tokens moving together may say something else
+altogether (docs/performance.md has numbers).
 """
 
 from collections.abc import Sequence

@@ -85,8 +85,8 @@ def generate(
 ) -> list[list[int]]:
     """The new tokens of each prompt: ``max_new_tokens``, or those before a token of ``stop``.
 
-    ``cache`` "exact" gives what "none" gives, faster; "frozen" needs less memory and gives other
-    results (see nrgpt.cache). ``extra`` energy terms join in. ``generator`` must be on the
+    ``cache`` "exact" gives what "none" gives, faster; "frozen" is another model, for those that
+    were made for it (see nrgpt.cache). ``extra`` energy terms join in. ``generator`` must be on the
     model's device.
     """
     sampling = Sampling(repetition_penalty, temperature, top_k, top_p)

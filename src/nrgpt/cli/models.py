@@ -20,7 +20,7 @@ def sample(
     top_k: Annotated[int | None, typer.Option(help="Only the k likeliest tokens.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Only the likeliest with this sum.")] = None,
     repetition_penalty: Annotated[float, typer.Option(help="Above 1: fewer repetitions.")] = 1.0,
-    cache: Annotated[str, typer.Option(help="exact, frozen (less memory) or none.")] = "exact",
+    cache: Annotated[str, typer.Option(help="exact, none (the same, slower) or frozen.")] = "exact",
     seed: int = 0,
     steps: Steps = None,
     step: Checkpoint = None,
