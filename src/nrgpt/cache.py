@@ -28,6 +28,7 @@ class Cache:
         """Tokens held, for each row."""
         self.kept: dict[tuple[int, int], Tensor] = {}
         self.seen: Seen | None = None
+        self.is_even = False
 
     def begin(self, rows: int, tokens: int, device: torch.device) -> None:
         """The next ``tokens`` tokens of each row are about to be computed."""
@@ -40,7 +41,8 @@ class Cache:
                 f"the cache holds {max(self.lengths)} tokens; {tokens} more do not fit into its "
                 f"capacity of {self.capacity}"
             )
-        self.seen = Seen(self.lengths, tokens, device)
+        self.seen = Seen.after(self.lengths, tokens, device)
+        self.is_even = len(set(self.lengths)) == 1
 
     @property
     def is_empty(self) -> bool:
@@ -60,7 +62,7 @@ class Cache:
             rows, heads, _, size = keys.shape
             self.kept[place] = keys.new_zeros(rows, heads, self.capacity, size)
         kept = self.kept[place]
-        if self.seen.is_even:
+        if self.is_even:
             first = self.lengths[0]
             kept[:, :, first : first + keys.shape[2]] = keys
         else:
@@ -83,18 +85,27 @@ class Cache:
 class Seen:
     """Which of the kept tokens each announced token may see."""
 
-    def __init__(self, lengths: Sequence[int], tokens: int, device: torch.device):
-        self.is_even = len(set(lengths)) == 1
-        self.stop = max(lengths) + tokens
-        self.single = self.is_even and tokens == 1
-        first = torch.tensor(lengths, device=device)[:, None]
-        self.positions = first + torch.arange(tokens, device=device)
-        self.rows = torch.arange(len(lengths), device=device)[:, None]
+    def __init__(self, positions: Tensor, stop: int, *, single: bool = False):
+        self.positions = positions
+        """(rows, tokens), of the announced tokens."""
+        self.stop = stop
+        """No kept token matters from here on."""
+        self.single = single
+        """Every row has one new token, the last one, at the same place."""
+        self.rows = torch.arange(len(positions), device=positions.device)[:, None]
         self.masks: dict[bool, Tensor] = {}
+
+    @classmethod
+    def after(cls, lengths: Sequence[int], tokens: int, device: torch.device) -> "Seen":
+        """The next ``tokens`` tokens of rows of these lengths."""
+        first = torch.tensor(lengths, device=device)[:, None]
+        positions = first + torch.arange(tokens, device=device)
+        is_even = len(set(lengths)) == 1
+        return cls(positions, max(lengths) + tokens, single=is_even and tokens == 1)
 
     def window(self, kept: Tensor, *, strict: bool) -> tuple[Tensor, Tensor | None]:
         """The kept keys that matter, and a mask (rows, 1, tokens, keys) where not all are seen."""
-        if self.single:  # every row has one new token, at the same place
+        if self.single:
             return kept[:, :, : self.stop - 1 if strict else self.stop], None
         if strict not in self.masks:
             there = torch.arange(self.stop, device=kept.device)

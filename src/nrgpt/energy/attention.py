@@ -8,7 +8,7 @@ from torch import Tensor
 from ..cache import Seen
 from ..certificate import Finding, Guarantee
 from ..init import blank
-from ..kernels.attention import attend, attend_among, logsumexp_scores
+from ..kernels.attention import attend, attend_among, logsumexp_among, logsumexp_scores
 from .term import EnergyTerm, Readout
 
 if TYPE_CHECKING:
@@ -89,10 +89,13 @@ class AttentionEnergy(EnergyTerm):
         on_q = attend_among(q, kept, self.beta, mask)
         if self.mask != "inclusive":
             return self.merge(self.weighted(on_q))
-        scores = self.beta * (q @ kept.transpose(-2, -1))
-        if mask is not None:
-            scores = scores.masked_fill(~mask, float("-inf"))
-        return self.with_own_key(q, keys, on_q, scores.logsumexp(-1))
+        return self.with_own_key(q, keys, on_q, logsumexp_among(q, kept, self.beta, mask))
+
+    def energy_among(self, z: Tensor, keys: Tensor, kept: Tensor, seen: Seen) -> Tensor:
+        q = self.split(z[..., : self.queries])
+        kept, mask = seen.window(kept, strict=self.mask == "strict")
+        log_sum = logsumexp_among(q, kept, self.beta, mask)
+        return -self.weighted(log_sum.unsqueeze(-1)).sum((1, 3)) / self.beta
 
     def with_own_key(self, q: Tensor, keys: Tensor, on_q: Tensor, log_sum: Tensor) -> Tensor:
         """The force on q, and beside it the one on the token's own key."""

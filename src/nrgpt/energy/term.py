@@ -82,6 +82,10 @@ class EnergyTerm(nn.Module, ABC):
             'asks for; write it, or generate with cache="none"'
         )
 
+    def energy_among(self, z: Tensor, keys: Tensor, kept: Tensor, seen: Seen) -> Tensor:
+        """``energy`` of tokens among kept keys, as ``force_among``."""
+        raise ValueError(f"{type(self).__name__} has keys but no energy_among(); write it")
+
     def guarantee(self) -> Finding:
         """EVERY_STEP for an energy that is concave in z, SMALL_STEPS for any other whose force
         is its exact gradient (which is taken on trust), NONE if it is not."""

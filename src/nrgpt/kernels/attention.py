@@ -85,7 +85,22 @@ def logsumexp_scores(q: Tensor, k: Tensor, scale: float, *, strict: bool) -> Ten
 
 
 def attend_among(q: Tensor, k: Tensor, scale: float, mask: Tensor | None) -> Tensor:
-    """Attention of new tokens to kept keys, all of them or those that the mask allows. Every token
-    must see one at least."""
+    """Attention of new tokens to kept keys: all of them (there must be one), or those that the mask
+    allows; a token that sees nothing gets zero."""
     k = k.expand(-1, q.shape[1], -1, -1)
-    return F.scaled_dot_product_attention(q, k, k, attn_mask=mask, scale=scale)
+    if mask is None:
+        return F.scaled_dot_product_attention(q, k, k, scale=scale)
+    blind = ~mask.any(-1, keepdim=True)
+    out = F.scaled_dot_product_attention(q, k, k, attn_mask=mask | blind, scale=scale)
+    return out.masked_fill(blind, 0)
+
+
+def logsumexp_among(q: Tensor, k: Tensor, scale: float, mask: Tensor | None) -> Tensor:
+    """log sum_B exp(scale q_A . k_B) over the keys that ``attend_among`` looks at; 0 where nothing
+    is seen."""
+    scores = scale * (q @ k.transpose(-2, -1))
+    if mask is None:
+        return scores.logsumexp(-1)
+    blind = ~mask.any(-1)
+    scores = scores.masked_fill(~(mask | blind.unsqueeze(-1)), float("-inf"))
+    return scores.logsumexp(-1).masked_fill(blind, 0)

@@ -1,0 +1,103 @@
+"""The energy landscape that a token sees: energy, force and move among the keys of other tokens.
+
+Earlier tokens act on a token through their keys alone. So some tokens can be computed while others
+rest (their keys stay as they are), and a token can be tried at another place without anybody else
+noticing. That takes the strict mask, B < A: a token that is its own key would notice itself.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..cache import Seen
+from ..energy import AttentionEnergy
+from ..energy.total import Extra, read
+from ..model import LanguageModel
+
+
+class Look(NamedTuple):
+    g: Tensor
+    energy: Tensor  # (batch, tokens), the sum of all terms
+    force: Tensor  # -dE/dg, (batch, tokens, D)
+
+
+class Field:
+    """The field of ``batch`` texts of ``tokens`` tokens each.
+
+    ``aim`` says which tokens are being computed, ``commit`` shows their states to later tokens. If
+    ``past`` is given, states (batch, tokens, D), all tokens are shown as they are there, for good.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        batch: int,
+        tokens: int,
+        *,
+        extra: Extra | None = None,
+        past: Tensor | None = None,
+    ):
+        self.block = block = model.energy_block
+        self.terms = [(term, term.readout()) for _, term in block.energy.named_terms(extra)]
+        for term, _ in self.terms:
+            if isinstance(term, AttentionEnergy) and term.mask != "strict":
+                raise ValueError(
+                    f"mask = {term.mask!r}: a token that is its own key has no field to move in; "
+                    "this needs mask = 'strict'"
+                )
+        eye = torch.eye(model.cfg.width, dtype=model.tokens.dtype, device=model.tokens.device)
+        self.eta = block.rate.fold(eye, block.norm)
+        self.tokens = tokens
+        self.kept: dict[int, Tensor] = {}
+        self.everywhere = torch.arange(tokens, device=eye.device).expand(batch, -1)
+        self.aim(self.everywhere)
+        self.is_fixed = False
+        if past is not None:
+            self.commit(past)
+            self.is_fixed = True
+
+    def aim(self, positions: Tensor) -> None:
+        """Compute these tokens from now on, (batch, any number); the position ``tokens``, one
+        behind the last, is for those that are there to fill a row."""
+        self.seen = Seen(positions, self.tokens + 1)
+
+    def commit(self, x: Tensor) -> None:
+        """Later tokens see the tokens aimed at as they are in x, from now on."""
+        if self.is_fixed:
+            return
+        g = self.block.norm(x)
+        for slot, (term, readout) in enumerate(self.terms):
+            keys = term.keys(read(readout, g), g)
+            if keys is None:
+                continue
+            if slot not in self.kept:
+                batch, heads, _, size = keys.shape
+                self.kept[slot] = keys.new_zeros(batch, heads, self.tokens + 1, size)
+            self.kept[slot][self.seen.rows, :, self.seen.positions] = keys.transpose(1, 2)
+
+    def look(self, x: Tensor) -> Look:
+        """At the tokens aimed at, where they are in x."""
+        g = self.block.norm(x)
+        energy, force = torch.zeros_like(g[..., 0]), torch.zeros_like(g)
+        for slot, (term, readout) in enumerate(self.terms):
+            R, _, h = readout
+            z = read(readout, g)
+            keys = term.keys(z, g)
+            if keys is None:
+                own, on_z = term.energy(z, None), term.force(z, None)
+            else:
+                kept = self.kept[slot]
+                own = term.energy_among(z, keys, kept, self.seen)
+                on_z = term.force_among(z, keys, kept, self.seen)
+            energy = energy + own
+            force = force + (on_z if R is None else on_z @ R[: term.written])
+            if h is not None:
+                energy, force = energy - g @ h, force + h
+        return Look(g, energy, force)
+
+    def move(self, look: Look, t: int, x: Tensor) -> Tensor:
+        """-eta dE/dg at step t: what a plain step adds to x."""
+        update = F.linear(look.force, self.eta)
+        return self.block.rate.apply_step(update, t, x, self.block.norm)

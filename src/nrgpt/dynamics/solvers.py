@@ -1,0 +1,129 @@
+"""Ways down the same energy. A solver moves tokens, and may remember something of each of them.
+
+plain         x <- x + u with u = -eta dE/dg: the model's own steps
+backtracking  x <- x + s u, s = 1, 1/2, 1/4, ... for each token until its energy does not rise
+momentum      v <- mu v + u, x <- x + v
+anderson      plain steps, extrapolated from the last few; a plain step where that would raise E
+langevin      x <- x + u + sqrt(2 T) noise, with temperature T
+"""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..config import check
+from .field import Field, Look
+
+
+class Solver(ABC):
+    """One run of one solver: make a new one for each call."""
+
+    def __init__(self) -> None:
+        self.memory: dict[str, Tensor] = {}
+        """By name, each (batch, tokens, ...)."""
+
+    @abstractmethod
+    def step(self, field: Field, look: Look, x: Tensor, t: int) -> Tensor:
+        """The tokens' next states."""
+
+    def select(self, rows: Tensor, columns: Tensor) -> None:
+        """Forget the tokens that are not at [rows, columns]: the others go on without them."""
+        self.memory = {name: value[rows, columns] for name, value in self.memory.items()}
+
+
+class Plain(Solver):
+    def step(self, field: Field, look: Look, x: Tensor, t: int) -> Tensor:
+        return x + field.move(look, t, x)
+
+
+class Backtracking(Solver):
+    """No step raises a token's energy in the field of its past as it is at that step. A token for
+    which even the smallest step would stays where it is."""
+
+    def __init__(self, shrink: float = 0.5, tries: int = 12):
+        super().__init__()
+        check(0 < shrink < 1, "shrink", shrink, "in (0, 1)")
+        check(tries >= 1, "tries", tries, "at least 1")
+        self.shrink, self.tries = shrink, tries
+
+    def step(self, field: Field, look: Look, x: Tensor, t: int) -> Tensor:
+        move = field.move(look, t, x)
+        size = torch.ones_like(look.energy)
+        for _ in range(self.tries):
+            tried = x + size.unsqueeze(-1) * move
+            rises = field.look(tried).energy > look.energy
+            if not rises.any():
+                return tried
+            size = torch.where(rises, size * self.shrink, size)
+        return torch.where(rises.unsqueeze(-1), x, tried)
+
+
+class Momentum(Solver):
+    def __init__(self, mu: float = 0.5):
+        super().__init__()
+        check(0 <= mu < 1, "mu", mu, "in [0, 1)")
+        self.mu = mu
+
+    def step(self, field: Field, look: Look, x: Tensor, t: int) -> Tensor:
+        v = field.move(look, t, x)
+        if "v" in self.memory:
+            v = v + self.mu * self.memory["v"]
+        self.memory["v"] = v
+        return x + v
+
+
+class Anderson(Solver):
+    """Each token mixes its last ``memory`` steps so that the mixed move is as small as possible."""
+
+    def __init__(self, memory: int = 3, ridge: float = 1e-8):
+        super().__init__()
+        check(memory >= 1, "memory", memory, "at least 1")
+        self.length, self.ridge = memory, ridge
+
+    def step(self, field: Field, look: Look, x: Tensor, t: int) -> Tensor:
+        move = field.move(look, t, x)
+        plain = x + move
+        if "x" not in self.memory:
+            self.remember(x, move)
+            return plain
+        before_x, before_move = self.memory["x"], self.memory["move"]  # (batch, tokens, m, D)
+        dx = x.unsqueeze(-2) - before_x
+        dmove = move.unsqueeze(-2) - before_move
+        gram = dmove @ dmove.mT
+        scale = gram.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
+        eye = torch.eye(gram.shape[-1], dtype=x.dtype, device=x.device)
+        tiny = torch.finfo(x.dtype).tiny
+        right = dmove @ move.unsqueeze(-1)
+        theta = torch.linalg.solve(gram + (self.ridge * scale + tiny) * eye, right)
+        mixed = plain - ((dx + dmove).mT @ theta).squeeze(-1)
+        self.remember(x, move)
+        helps = torch.isfinite(mixed).all(-1) & (field.look(mixed).energy <= look.energy)
+        return torch.where(helps.unsqueeze(-1), mixed, plain)
+
+    def remember(self, x: Tensor, move: Tensor) -> None:
+        for name, new in (("x", x), ("move", move)):
+            old = self.memory.get(name)
+            both = new.unsqueeze(-2) if old is None else torch.cat([old, new.unsqueeze(-2)], -2)
+            self.memory[name] = both[..., -self.length :, :]
+
+
+class Langevin(Solver):
+    def __init__(self, temperature: float, generator: torch.Generator | None = None):
+        super().__init__()
+        check(temperature >= 0, "temperature", temperature, "at least 0")
+        self.temperature, self.generator = temperature, generator
+
+    def step(self, field: Field, look: Look, x: Tensor, t: int) -> Tensor:
+        noise = torch.empty_like(x).normal_(generator=self.generator)
+        return x + field.move(look, t, x) + (2 * self.temperature) ** 0.5 * noise
+
+
+SOLVERS: dict[str, Any] = {
+    "plain": Plain,
+    "backtracking": Backtracking,
+    "momentum": Momentum,
+    "anderson": Anderson,
+    "langevin": Langevin,
+}
