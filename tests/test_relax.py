@@ -1,5 +1,7 @@
 """Solvers and stopping rules against plain loops over whole states."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -103,9 +105,8 @@ def test_tokens_rest_one_by_one(stop, fields):
     assert torch.equal(found.steps, taken)
     assert relative(found.x, x) < 1e-10
     assert len(taken.unique()) > 1, "all tokens took as many steps: choose another tolerance"
-    assert int(taken.sum()) <= found.computed
-    if int(taken.max(1).values.min()) < 9 or stop.rule != "argmax":
-        assert found.computed < 9 * idx.numel()
+    # Only tokens on their way are computed; rows are filled up to the longest of them.
+    assert found.computed == sum(3 * int((taken > t).sum(1).max()) for t in range(9))
 
 
 def test_backtracking_never_raises_an_energy_in_a_fixed_field():
@@ -116,9 +117,9 @@ def test_backtracking_never_raises_an_energy_in_a_fixed_field():
         for solver, energies in ((None, plain), (Backtracking(), careful)):
             x = relax(model, idx, steps=steps, solver=solver, past=past).x
             energies.append(Field(model, 3, 15, past=past).look(x).energy)
-    rises = [b > a + 1e-12 for a, b in zip(careful, careful[1:], strict=False)]
+    rises = [b > a + 1e-12 for a, b in itertools.pairwise(careful)]
     assert not torch.stack(rises).any()
-    assert torch.stack([b > a for a, b in zip(plain, plain[1:], strict=False)]).any()
+    assert torch.stack([b > a for a, b in itertools.pairwise(plain)]).any()
 
 
 def quadratic(D=9):
@@ -155,9 +156,9 @@ def test_every_solver_finds_the_bottom_of_a_bowl(solver, steps):
         model.energy_block.rate.log_c.fill_(-1.0)
     found = relax(model, idx, steps=steps, solver=solver, extra={"bowl": bowl})
     assert (found.x - bottom).norm(dim=-1).max() < 1e-2 * bottom.norm()
-    if solver is not None:  # faster than plain steps, or no worse
+    if isinstance(solver, Momentum | Anderson):  # they are there to be faster
         plain = relax(model, idx, steps=steps, extra={"bowl": bowl})
-        assert (found.x - bottom).norm() <= (plain.x - bottom).norm() * 1.0001
+        assert (found.x - bottom).norm() < 0.5 * (plain.x - bottom).norm()
 
 
 def test_langevin_noise_has_its_temperature():
@@ -168,19 +169,11 @@ def test_langevin_noise_has_its_temperature():
     with torch.no_grad():
         model.energy_block.rate.log_c.fill_(torch.tensor(c).log())
     solver = Langevin(0.05, torch.Generator().manual_seed(1))
-    x = relax(
-        model, torch.zeros(64, 15, dtype=torch.long), steps=80, solver=solver, extra={"b": bowl}
-    ).x
+    idx, extra = torch.zeros(64, 15, dtype=torch.long), {"bowl": bowl}
+    x = relax(model, idx, steps=80, solver=solver, extra=extra).x
     assert abs(x.var().item() / (2 * 0.05 / (c * (2 - c))) - 1) < 0.05
-    assert (
-        relative(
-            relax(
-                model, torch.zeros(2, 7, dtype=torch.long), solver=Langevin(0.0), extra={"b": bowl}
-            ).x,
-            relax(model, torch.zeros(2, 7, dtype=torch.long), extra={"b": bowl}).x,
-        )
-        < 1e-12
-    )
+    cold = relax(model, idx, solver=Langevin(0.0), extra=extra).x
+    assert torch.equal(cold, relax(model, idx, extra=extra).x)
 
 
 def test_mistakes():
