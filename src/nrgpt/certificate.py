@@ -13,7 +13,7 @@ NONE         nothing is promised.
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Guarantee(IntEnum):
@@ -35,6 +35,8 @@ class Certificate:
     """True where descent is guaranteed at every step; otherwise ``blame`` says what prevents it."""
 
     findings: tuple[Finding, ...]
+    check: Any = None
+    """What was measured on data, if asked for: a nrgpt.dynamics.descent.Descent."""
 
     @property
     def level(self) -> Guarantee:
@@ -55,4 +57,5 @@ class Certificate:
         }[self.level]
         width = max(len(finding.part) for finding in self.findings)
         lines = [f"  {f.part:<{width}}  {f.level.name:<11}  {f.why}" for f in self.findings]
-        return "\n".join([title, *lines])
+        measured = [] if self.check is None else ["measured:", str(self.check)]
+        return "\n".join([title, *lines, *measured])

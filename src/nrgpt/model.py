@@ -212,14 +212,22 @@ class LanguageModel(nn.Module):
         block = self.energy_block
         return block.energy.energies(block.norm(x), extra)
 
-    def certificate(self, extra: Extra | None = None) -> Certificate:
-        """Is descent guaranteed, at the present weights? If not, which part is to blame?"""
+    def certificate(
+        self, extra: Extra | None = None, *, idx: Tensor | None = None, steps: int | None = None
+    ) -> Certificate:
+        """Is descent guaranteed, at the present weights? If not, which part is to blame? Given
+        tokens ``idx``, their energies are followed too, with a frozen past and in parallel."""
         if self.cfg.block != "nrgpt" and not extra:
             why = "a transformer block is not the gradient of an energy"
             return Certificate((Finding(f"block {self.cfg.block}", Guarantee.NONE, why),))
         block = self.energy_block
         terms = [term.guarantee() for _, term in block.energy.named_terms(extra)]
-        return Certificate((*terms, block.rate.guarantee(block.norm)))
+        findings = (*terms, block.rate.guarantee(block.norm))
+        if idx is None:
+            return Certificate(findings)
+        from .dynamics.descent import check_descent
+
+        return Certificate(findings, check_descent(self, idx, steps=steps, extra=extra))
 
     def parameter_counts(self) -> ParameterCounts:
         groups: Counter[str] = Counter()

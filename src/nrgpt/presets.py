@@ -22,6 +22,16 @@ MODELS: dict[str, dict[str, Any]] = {
     "rgpt": {"block": "rgpt"},
     "rgpt_parallel": {"block": "rgpt_parallel"},
 }
+CERTIFIED: dict[str, Any] = {
+    "block": "nrgpt",
+    "feedforward": "memory",
+    "potential": "relu2",
+    "hidden_factor": 8,
+    "rate": "gamma_per_step",
+    "learn_alpha": False,
+}
+"""Descent is proved at every step, whatever the weights become (hidden 8 D: as many parameters in
+the feed-forward part as the others)."""
 RELEASED_KINDS = {
     "nrgpt_ff1": "NRGPT_H_FF1",
     "nrgpt_ff2w": "NRGPT_H_FF2W",
@@ -232,6 +242,12 @@ def demo() -> TrainConfig:
     )
 
 
+def certified(make: Callable[[str, str], TrainConfig]) -> TrainConfig:
+    """Our recipe for NRGPT-FF2W, with energies and a rate whose descent is proved at every step."""
+    cfg = make("nrgpt_ff2w", "")
+    return dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, **CERTIFIED))
+
+
 def register(name: str, make: Callable[..., TrainConfig], *arguments: Any) -> None:
     def preset() -> TrainConfig:
         return make(*arguments)
@@ -250,5 +266,7 @@ for _kind in MODELS:
         if _kind in OWT_EQUAL_PARAMETERS:
             name = f"owt_{_kind}_equal_parameters{_form}"
             register(name, openwebtext, _kind, _form.strip("_"), True)
+for _task, _make in (("listops", listops), ("shakespeare", shakespeare), ("owt", openwebtext)):
+    register(f"{_task}_nrgpt_certified", certified, _make)
 register("energy_30_steps_paper", energy_figure, 30, "identity")
 register("energy_100_steps_paper", energy_figure, 100, "free")

@@ -61,6 +61,9 @@ class TrainConfig:
     accumulation: int = 1
     """Parts that each process computes its share of a batch in, to save memory."""
     seed: int = 0
+    random_steps: tuple[int, ...] | None = None
+    """(least, most): every update draws its number of inference steps from these, so that the
+    model can be stopped early. None: always model.steps."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["fp32", "bf16"] = "fp32"
@@ -95,6 +98,15 @@ class TrainConfig:
         check(divides, "accumulation", self.accumulation, f"a divisor of batch = {self.batch}")
         check(0 <= self.seed < 2**63, "seed", self.seed, "at least 0 and below 2^63")
         check(self.nan_retries >= 0, "nan_retries", self.nan_retries, "at least 0")
+        if self.random_steps is not None:
+            is_range = len(self.random_steps) == 2 and self.random_steps[0] >= 1
+            is_range = is_range and self.random_steps[0] <= self.random_steps[1]
+            check(
+                is_range, "random_steps", self.random_steps, "(least, most) with 1 <= least <= most"
+            )
+            deepest = self.random_steps[1]
+            fits = self.model.block != "gpt" or deepest <= self.model.steps
+            check(fits, "random_steps", self.random_steps, "at most the blocks of this gpt")
         too_long = self.optimiser.warmup >= self.iterations
         check(not too_long, "optimiser.warmup", self.optimiser.warmup, "less than iterations")
 

@@ -75,6 +75,14 @@ def seed_of_step(seed: int, step: int, rank: int) -> int:
     return int(np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)[0])
 
 
+def steps_of_update(cfg: TrainConfig, step: int) -> int | None:
+    """The number of inference steps, the same in all processes."""
+    if cfg.random_steps is None:
+        return None
+    least, most = cfg.random_steps
+    return int(np.random.default_rng([cfg.seed, step, 1]).integers(least, most + 1))
+
+
 def autocast(cfg: TrainConfig, device: torch.device) -> Any:
     """The precision that a run computes in."""
     if cfg.precision == "fp32":
@@ -190,6 +198,7 @@ class Trainer:
             rank=where.rank,
             world=where.size,
         )
+        steps = steps_of_update(cfg, self.step)
         self.model.train()
         self.model.zero_grad(set_to_none=True)
         total = torch.zeros((), device=where.device)
@@ -199,7 +208,7 @@ class Trainer:
             targets = targets.to(where.device, non_blocking=True)
             with synchronised(self.parallel, last=i == len(parts) - 1):
                 with autocast(self.cfg, self.where.device):
-                    _, loss = self.parallel(idx, targets, want_logits=False)
+                    _, loss = self.parallel(idx, targets, steps=steps, want_logits=False)
                 (loss / len(parts)).backward()
             total += loss.detach() / len(parts)
         largest = self.cfg.optimiser.clip if self.cfg.optimiser.clip is not None else float("inf")

@@ -65,6 +65,8 @@ def check_packable(cfgs: Sequence[TrainConfig], runs: Sequence[Path]) -> None:
             raise ValueError(
                 "runs that are packed may differ in seed and in the numbers of the optimiser only"
             )
+    if cfgs[0].random_steps is not None:
+        raise ValueError("random_steps: packed runs take their steps together; train one by one")
     if cfgs[0].accumulation != 1:
         raise ValueError(f"accumulation = {cfgs[0].accumulation}: must be 1 for packed training")
 
