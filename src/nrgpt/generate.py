@@ -195,9 +195,13 @@ class Decoder:
         if self.cache is None:
             return self.whole_windows()
         idx = torch.tensor([text[-1:] for text in self.texts], device=self.device)
-        x = self.model.extend(idx, self.cache, self.prepared, steps=self.steps)
+        x = self.extend(idx, self.cache)
         self.cache.end(1)
         return self.model.readout(x[:, 0]).float()
+
+    def extend(self, idx: Tensor, cache: Cache) -> Tensor:
+        """The last states of new tokens."""
+        return self.model.extend(idx, cache, self.prepared, steps=self.steps)
 
     def whole_windows(self) -> Tensor:
         """Compute all that is seen, left-aligned: what follows a token cannot change it."""
