@@ -1,0 +1,154 @@
+"""Energy terms to add at inference: model(idx, extra={"name": term}), generate(..., extra=...).
+
+They act on g, and through it on what the model would say. None of them is trained with the model;
+each has a weight, and costs something in loss: measure it.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..cache import Seen
+from ..certificate import Finding, Guarantee
+from ..config import check
+from ..energy import EnergyTerm, Readout
+from ..generate import evaluating
+from ..model import LanguageModel
+
+
+class Toward(EnergyTerm):
+    """E = -weight (g . v) / ||v||: a constant pull along a direction; a negative weight pushes.
+
+    Linear, so concave: a certified model stays certified with it.
+
+    >>> import nrgpt, torch
+    >>> from nrgpt.dynamics.regularise import Toward
+    >>> model = nrgpt.LanguageModel(nrgpt.ModelConfig(vocab_size=9, context=8, width=16, heads=2))
+    >>> logits, _ = model(torch.randint(9, (2, 8)), extra={"pull": Toward(torch.randn(16), 0.5)})
+    """
+
+    v: Tensor
+
+    def __init__(self, direction: Tensor, weight: float):
+        super().__init__()
+        check(
+            direction.dim() == 1 and bool(direction.norm() > 0),
+            "direction",
+            direction.shape,
+            "(D,)",
+        )
+        self.register_buffer("v", direction / direction.norm())
+        self.weight = weight
+
+    def energy(self, z: Tensor, keys: Tensor | None) -> Tensor:
+        return -self.weight * (z @ self.v)
+
+    def force(self, z: Tensor, keys: Tensor | None) -> Tensor:
+        return (self.weight * self.v).expand_as(z)
+
+    def guarantee(self) -> Finding:
+        return Finding("Toward", Guarantee.EVERY_STEP, "concave: linear in g")
+
+
+class Says(EnergyTerm):
+    """E = -weight log P(the next token is one of ``tokens``), read out of g; a negative weight
+    keeps the model from saying them.
+
+    The readout sees x through the final norm; g and the final norm's output are the same
+    normalised token, scaled by other gammas and deltas, so it can be read off g as well. That takes
+    a norm of the block's own kind and no gamma that is zero.
+    """
+
+    head: Tensor
+    bias: Tensor
+    tokens: Tensor
+
+    def __init__(self, model: LanguageModel, tokens: Sequence[int], weight: float):
+        super().__init__()
+        check(len(tokens) > 0, "tokens", tokens, "at least one")
+        model.check_vocabulary(torch.tensor(list(tokens)))
+        norm, final = model.energy_block.norm, model.final_norm
+        head = model.head_weight.detach()
+        bias = torch.zeros_like(head[:, 0]) if model.head_bias is None else model.head_bias.detach()
+        if norm.gamma is not None:
+            assert final.gamma is not None
+            if bool((norm.gamma == 0).any()):
+                raise ValueError("a gamma of this model is zero: its readout cannot be read off g")
+            scale = (final.gamma / norm.gamma).detach()
+            # u = (g - delta) / gamma, and the head reads gamma_final u + delta_final
+            offset = -getattr(norm, "delta", torch.zeros_like(scale)).detach() * scale
+            offset = offset + getattr(final, "delta", torch.zeros_like(scale)).detach()
+            bias = bias + head @ offset
+            head = head * scale
+        self.register_buffer("head", head)
+        self.register_buffer("bias", bias)
+        self.register_buffer("tokens", torch.tensor(list(tokens)))
+        self.weight = weight
+
+    def logits(self, g: Tensor) -> Tensor:
+        return F.linear(g, self.head, self.bias)
+
+    def energy(self, z: Tensor, keys: Tensor | None) -> Tensor:
+        logits = self.logits(z)
+        chosen = logits[..., self.tokens].logsumexp(-1)
+        return -self.weight * (chosen - logits.logsumexp(-1))
+
+    def force(self, z: Tensor, keys: Tensor | None) -> Tensor:
+        logits = self.logits(z)
+        p = logits.softmax(-1)
+        wanted = torch.zeros_like(p)
+        share = logits[..., self.tokens].softmax(-1)
+        wanted[..., self.tokens] = share
+        return self.weight * ((wanted - p) @ self.head)
+
+
+class Bounded(EnergyTerm):
+    """E = (weight / 2) max(0, E_term - bound)^2: keeps another term's energy below a bound.
+
+    ``term`` is any term, one of the model's own (``model.energy_block.energy.terms["attention"]``)
+    for instance: then it counts once as itself, and once more where it is above the bound.
+    """
+
+    def __init__(self, term: EnergyTerm, bound: float, weight: float):
+        super().__init__()
+        check(weight >= 0, "weight", weight, "at least 0")
+        self.term, self.bound, self.weight = term, bound, weight
+        self.written = term.written
+
+    def readout(self) -> Readout:
+        R, b, h = self.term.readout()
+        if h is not None:
+            raise ValueError("a term with a constant field cannot be bounded")
+        return Readout(R, b)
+
+    def keys(self, z: Tensor, g: Tensor) -> Tensor | None:
+        return self.term.keys(z, g)
+
+    def energy(self, z: Tensor, keys: Tensor | None) -> Tensor:
+        return self.weight / 2 * F.relu(self.term.energy(z, keys) - self.bound).square()
+
+    def force(self, z: Tensor, keys: Tensor | None) -> Tensor:
+        above = self.weight * F.relu(self.term.energy(z, keys) - self.bound)
+        return above.unsqueeze(-1) * self.term.force(z, keys)
+
+    def force_among(self, z: Tensor, keys: Tensor, kept: Tensor, seen: Seen) -> Tensor:
+        above = F.relu(self.term.energy_among(z, keys, kept, seen) - self.bound)
+        return self.weight * above.unsqueeze(-1) * self.term.force_among(z, keys, kept, seen)
+
+    def energy_among(self, z: Tensor, keys: Tensor, kept: Tensor, seen: Seen) -> Tensor:
+        above = F.relu(self.term.energy_among(z, keys, kept, seen) - self.bound)
+        return self.weight / 2 * above.square()
+
+
+@torch.no_grad()
+def concept_vector(model: LanguageModel, having: Tensor, lacking: Tensor) -> Tensor:
+    """The difference of the mean last g of two sets of texts (batch, tokens): a direction for
+    ``Toward`` that tells the one from the other."""
+    means = []
+    with evaluating(model):
+        for idx in (having, lacking):
+            *_, x = model.states(idx)
+            means.append(model.energy_block.norm(x).flatten(0, 1).mean(0))
+    return means[0] - means[1]
