@@ -80,22 +80,34 @@ class Field:
     def look(self, x: Tensor) -> Look:
         """At the tokens aimed at, where they are in x."""
         g = self.block.norm(x)
-        energy, force = torch.zeros_like(g[..., 0]), torch.zeros_like(g)
+        force = torch.zeros_like(g)
         for slot, (term, readout) in enumerate(self.terms):
             R, _, h = readout
             z = read(readout, g)
             keys = term.keys(z, g)
             if keys is None:
-                own, on_z = term.energy(z, None), term.force(z, None)
+                on_z = term.force(z, None)
             else:
-                kept = self.kept[slot]
-                own = term.energy_among(z, keys, kept, self.seen)
-                on_z = term.force_among(z, keys, kept, self.seen)
-            energy = energy + own
+                on_z = term.force_among(z, keys, self.kept[slot], self.seen)
             force = force + (on_z if R is None else on_z @ R[: term.written])
-            if h is not None:
-                energy, force = energy - g @ h, force + h
-        return Look(g, energy, force)
+            force = force if h is None else force + h
+        return Look(g, self.energy_at(g), force)
+
+    def energy(self, x: Tensor) -> Tensor:
+        """Of the tokens aimed at, where they are in x: (batch, tokens)."""
+        return self.energy_at(self.block.norm(x))
+
+    def energy_at(self, g: Tensor) -> Tensor:
+        energy = torch.zeros_like(g[..., 0])
+        for slot, (term, readout) in enumerate(self.terms):
+            z = read(readout, g)
+            keys = term.keys(z, g)
+            if keys is None:
+                energy = energy + term.energy(z, None)
+            else:
+                energy = energy + term.energy_among(z, keys, self.kept[slot], self.seen)
+            energy = energy if readout.field is None else energy - g @ readout.field
+        return energy
 
     def move(self, look: Look, t: int, x: Tensor) -> Tensor:
         """-eta dE/dg at step t: what a plain step adds to x."""

@@ -53,7 +53,7 @@ class Backtracking(Solver):
         size = torch.ones_like(look.energy)
         for _ in range(self.tries):
             tried = x + size.unsqueeze(-1) * move
-            rises = field.look(tried).energy > look.energy
+            rises = field.energy(tried) > look.energy
             if not rises.any():
                 return tried
             size = torch.where(rises, size * self.shrink, size)
@@ -99,7 +99,7 @@ class Anderson(Solver):
         theta = torch.linalg.solve(gram + (self.ridge * scale + tiny) * eye, right)
         mixed = plain - ((dx + dmove).mT @ theta).squeeze(-1)
         self.remember(x, move)
-        helps = torch.isfinite(mixed).all(-1) & (field.look(mixed).energy <= look.energy)
+        helps = torch.isfinite(mixed).all(-1) & (field.energy(mixed) <= look.energy)
         return torch.where(helps.unsqueeze(-1), mixed, plain)
 
     def remember(self, x: Tensor, move: Tensor) -> None:

@@ -1,0 +1,223 @@
+"""The landscape itself: minima, saddles and their curvature.
+
+All of it works on a function ``f`` of a batch of points, (points, D) -> (points,), on a surface:
+``Flat`` space, or the ``Sphere`` that a norm defines (E depends on a token through its normalised
+state u alone, and ||u||^2 = D). ``TokenLandscape`` is the function of one token with a frozen past.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..config import check
+from ..energy.total import Extra
+from ..model import LanguageModel
+from ..norm import LayerNorm, NoNorm
+from .field import Field
+
+Function = Callable[[Tensor], Tensor]
+
+
+class Flat:
+    """All of R^D."""
+
+    def retract(self, u: Tensor) -> Tensor:
+        """The point of the surface that u stands for."""
+        return u
+
+    def tangent(self, u: Tensor, v: Tensor) -> Tensor:
+        """The part of v that leads along the surface at u."""
+        return v
+
+    def curve(self, u: Tensor, gradient: Tensor, v: Tensor) -> Tensor:
+        """What the surface's own curvature takes from the second derivative along v."""
+        return torch.zeros_like(v)
+
+
+class Sphere(Flat):
+    """||u|| = radius and, for LayerNorm, sum(u) = 0."""
+
+    def __init__(self, radius: float, *, centred: bool = False):
+        check(radius > 0, "radius", radius, "positive")
+        self.radius, self.centred = radius, centred
+
+    def centre(self, v: Tensor) -> Tensor:
+        return v - v.mean(-1, keepdim=True) if self.centred else v
+
+    def retract(self, u: Tensor) -> Tensor:
+        u = self.centre(u)
+        return self.radius * u / u.norm(dim=-1, keepdim=True)
+
+    def tangent(self, u: Tensor, v: Tensor) -> Tensor:
+        v = self.centre(v)
+        return v - u * (u * v).sum(-1, keepdim=True) / self.radius**2
+
+    def curve(self, u: Tensor, gradient: Tensor, v: Tensor) -> Tensor:
+        return v * (u * gradient).sum(-1, keepdim=True) / self.radius**2
+
+
+class TokenLandscape:
+    """E of one token as a function of its normalised state, all other tokens held where they are.
+
+    >>> import nrgpt, torch
+    >>> from nrgpt.dynamics.landscape import TokenLandscape, minimise
+    >>> cfg = nrgpt.ModelConfig(vocab_size=65, context=16, width=16, heads=2, steps=8)
+    >>> model, idx = nrgpt.LanguageModel(cfg).double(), torch.randint(65, (1, 16))
+    >>> land = TokenLandscape(model, idx, token=9)
+    >>> found = minimise(land, land.surface, land.random_points(5))
+    >>> bool((found.energy <= land(found.start)).all())
+    True
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        idx: Tensor,
+        token: int,
+        *,
+        steps: int | None = None,
+        extra: Extra | None = None,
+    ):
+        check(idx.shape[0] == 1, "idx", tuple(idx.shape), "one text, of shape (1, tokens)")
+        check(0 <= token < idx.shape[1], "token", token, f"in 0 .. {idx.shape[1] - 1}")
+        self.model, self.token, self.extra = model, token, extra
+        with torch.no_grad():
+            self.states = torch.stack(list(model.states(idx, steps=steps, extra=extra)))[:, 0]
+        self.norm = model.energy_block.norm
+        D = model.cfg.width
+        self.surface: Flat = Flat()
+        if not isinstance(self.norm, NoNorm):
+            self.surface = Sphere(D**0.5, centred=isinstance(self.norm, LayerNorm))
+
+    def __call__(self, u: Tensor) -> Tensor:
+        """Energies of the points u, (points, D)."""
+        tokens = self.states.shape[1]
+        past = self.states[-1].expand(len(u), -1, -1)
+        field = Field(self.model, len(u), tokens, extra=self.extra, past=past)
+        field.aim(torch.full((len(u), 1), self.token, device=u.device))
+        return field.energy(u.unsqueeze(1))[:, 0]
+
+    def trajectory(self) -> Tensor:
+        """Where the token was after 0, 1, ... steps, on the surface: (steps + 1, D)."""
+        return self.surface.retract(self.states[:, self.token])
+
+    def random_points(self, count: int, generator: torch.Generator | None = None) -> Tensor:
+        like = self.states[0, 0]
+        u = torch.empty(count, like.shape[0], dtype=like.dtype, device=like.device)
+        return self.surface.retract(u.normal_(generator=generator))
+
+
+def gradient(f: Function, surface: Flat, u: Tensor) -> Tensor:
+    """Along the surface, at each point."""
+    return surface.tangent(u, torch.func.grad(lambda u: f(u).sum())(u))
+
+
+@dataclass(frozen=True)
+class Minima:
+    start: Tensor
+    u: Tensor
+    """(points, D)"""
+    energy: Tensor
+    slope: Tensor
+    """Norm of the gradient along the surface that is left."""
+
+
+def minimise(
+    f: Function,
+    surface: Flat,
+    start: Tensor,
+    *,
+    iterations: int = 500,
+    tolerance: float = 1e-6,
+    rate: float = 1.0,
+) -> Minima:
+    """Descend from each point: steps along the gradient that grow where they succeed and shrink
+    where they would raise f, until every slope is below the tolerance."""
+    u = surface.retract(start.detach())
+    with torch.no_grad():
+        energy = f(u)
+        size = torch.full_like(energy, rate)
+        for _ in range(iterations):
+            slope = gradient(f, surface, u)
+            if bool((slope.norm(dim=-1) <= tolerance).all()):
+                break
+            tried = surface.retract(u - size[:, None] * slope)
+            value = f(tried)
+            falls = value <= energy - 1e-4 * size * slope.square().sum(-1)
+            u = torch.where(falls[:, None], tried, u)
+            energy = torch.where(falls, value, energy)
+            size = torch.where(falls, 1.5 * size, 0.3 * size)
+        return Minima(start, u, energy, gradient(f, surface, u).norm(dim=-1))
+
+
+def hessian_product(f: Function, surface: Flat, u: Tensor, v: Tensor) -> Tensor:
+    """The second derivative along the surface at u (D,), times v (D,)."""
+
+    def slope(u: Tensor) -> Tensor:
+        return torch.func.grad(lambda u: f(u[None]).sum())(u)
+
+    change = torch.func.grad(lambda u: slope(u) @ v)(u)
+    return surface.tangent(u, change) - surface.curve(u, slope(u), v)
+
+
+def lowest_curvatures(
+    f: Function, surface: Flat, u: Tensor, count: int = 3, *, iterations: int = 60
+) -> tuple[Tensor, Tensor]:
+    """The smallest eigenvalues of the Hessian along the surface at u (D,), and their directions
+    (count, D), by Lanczos with full orthogonalisation. None below zero: u, if its slope is zero, is
+    a minimum; k of them: a saddle of index k."""
+    basis: list[Tensor] = []
+    v = surface.tangent(u, torch.randn_like(u))
+    v = v / v.norm()
+    alphas: list[Tensor] = []
+    betas: list[Tensor] = []
+    for _ in range(iterations):
+        basis.append(v)
+        w = hessian_product(f, surface, u, v)
+        alphas.append(w @ v)
+        for _ in range(2):  # once is not enough in finite precision
+            for b in basis:
+                w = w - (w @ b) * b
+        w = surface.tangent(u, w)
+        size = w.norm()
+        if size < 1e-10 * max(1.0, float(alphas[0].abs())):
+            break
+        betas.append(size)
+        v = w / size
+    k = len(alphas)
+    T = torch.diag(torch.stack(alphas))
+    if k > 1:
+        off = torch.stack(betas[: k - 1])
+        T = T + torch.diag(off, 1) + torch.diag(off, -1)
+    values, vectors = torch.linalg.eigh(T)
+    directions = vectors[:, :count].T @ torch.stack(basis)
+    return values[:count], directions
+
+
+def saddle(
+    f: Function,
+    surface: Flat,
+    start: Tensor,
+    *,
+    index: int = 1,
+    iterations: int = 300,
+    tolerance: float = 1e-6,
+    rate: float = 0.1,
+) -> tuple[Tensor, Tensor]:
+    """From start (D,), up along the ``index`` lowest curvatures and down along all others. Returns
+    the point and the smallest curvatures there, of which ``index`` are below zero if it arrived."""
+    check(index >= 1, "index", index, "at least 1")
+    u = surface.retract(start.detach()[None])[0]
+    for _ in range(iterations):
+        slope = gradient(f, surface, u[None])[0]
+        if slope.norm() <= tolerance:
+            break
+        values, up = lowest_curvatures(f, surface, u, index)
+        along = up @ slope
+        # Newton's length along the known curvatures, a plain step along the rest.
+        rest = slope - along @ up
+        u = u + (along / values.abs().clamp(min=1e-3)).clamp(-1, 1) @ up - rate * rest
+        u = surface.retract(u[None])[0]
+    return u, lowest_curvatures(f, surface, u, index + 1)[0]

@@ -1,0 +1,164 @@
+"""Between places of a landscape: paths of least energy, basins, escapes, slices."""
+
+from dataclasses import dataclass
+
+import torch
+from rich.progress import track
+from torch import Tensor
+
+from ..config import check
+from .landscape import Flat, Function, gradient, minimise
+
+
+@dataclass(frozen=True)
+class Path:
+    points: Tensor
+    """(images, D), from the first end to the other."""
+    energy: Tensor
+
+    @property
+    def barrier(self) -> float:
+        """How far the way from the first end goes up."""
+        return float(self.energy.max() - self.energy[0])
+
+
+def least_energy_path(
+    f: Function,
+    surface: Flat,
+    start: Tensor,
+    end: Tensor,
+    *,
+    images: int = 17,
+    iterations: int = 300,
+    rate: float = 0.05,
+) -> Path:
+    """Between two minima, by the string method: images descend, and are spread out evenly again."""
+    check(images >= 3, "images", images, "at least 3")
+    t = torch.linspace(0, 1, images, dtype=start.dtype, device=start.device)[:, None]
+    straight = (1 - t) * start + t * end
+    # Between opposite points of a sphere all ways are equally short: bend a little.
+    bend = torch.randn(start.shape, generator=torch.Generator().manual_seed(0)).to(start)
+    bend = 1e-2 * start.norm() * bend / bend.norm()
+    points = surface.retract(straight + 4 * t * (1 - t) * bend)
+    points[0], points[-1] = start, end
+    with torch.no_grad():
+        for _ in range(iterations):
+            step = rate * gradient(f, surface, points)
+            step[0] = step[-1] = 0
+            points = spread(surface, surface.retract(points - step))
+            points[0], points[-1] = start, end
+        return Path(points, f(points))
+
+
+def spread(surface: Flat, points: Tensor) -> Tensor:
+    """The same polygon, with its corners at equal distances."""
+    lengths = points.diff(dim=0).norm(dim=-1)
+    at = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+    wanted = torch.linspace(0, 1, len(points), dtype=at.dtype, device=at.device) * at[-1]
+    right = torch.searchsorted(at, wanted.contiguous()).clamp(1, len(points) - 1)
+    share = (wanted - at[right - 1]) / (at[right] - at[right - 1]).clamp(min=1e-300)
+    return surface.retract(points[right - 1] + share[:, None] * (points[right] - points[right - 1]))
+
+
+@dataclass(frozen=True)
+class Basins:
+    minima: Tensor
+    """(basins, D), the lowest first."""
+    energy: Tensor
+    counts: Tensor
+    """How many of the starts each of them drew."""
+    of_start: Tensor
+    """Which basin each start is in."""
+
+
+def basins(
+    f: Function, surface: Flat, starts: Tensor, *, distance: float = 1e-2, iterations: int = 1_000
+) -> Basins:
+    """Descend from many starts and see where they meet: minima closer than ``distance`` (as a share
+    of their size) are one."""
+    found = minimise(f, surface, starts, iterations=iterations)
+    size = found.u.norm(dim=-1).mean()
+    near = torch.cdist(found.u, found.u) < distance * size
+    order = found.energy.argsort()
+    names = torch.full((len(starts),), -1)
+    leaders: list[int] = []
+    for i in order.tolist():
+        if names[i] < 0:
+            names[near[i].cpu() & (names < 0)] = len(leaders)
+            leaders.append(i)
+    counts = torch.bincount(names, minlength=len(leaders))
+    return Basins(found.u[leaders], found.energy[leaders], counts, names)
+
+
+def escape_times(
+    f: Function,
+    surface: Flat,
+    minimum: Tensor,
+    *,
+    temperature: float,
+    walkers: int = 32,
+    steps: int = 2_000,
+    rate: float = 1e-2,
+    look_every: int = 20,
+    distance: float = 0.1,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Steps of Langevin dynamics until each walker has left the minimum's basin, to within
+    ``look_every``; infinite for those that stay. u <- u - rate grad f + sqrt(2 rate T) noise."""
+    check(temperature >= 0, "temperature", temperature, "at least 0")
+    u = minimum.expand(walkers, -1).clone()
+    times = torch.full((walkers,), float("inf"))
+    with torch.no_grad():
+        for step in track(range(1, steps + 1), "escapes", transient=True):
+            noise = torch.empty_like(u).normal_(generator=generator)
+            move = -rate * gradient(f, surface, u)
+            move = move + (2 * rate * temperature) ** 0.5 * surface.tangent(u, noise)
+            u = surface.retract(u + move)
+            if step % look_every == 0:
+                below = minimise(f, surface, u, iterations=300, tolerance=1e-4).u
+                away = (below - minimum).norm(dim=-1).cpu() > distance * float(minimum.norm() + 1)
+                times[away & times.isinf()] = step
+                if bool(times.isfinite().all()):
+                    break
+    return times
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Energies on a plane through a landscape (seen on its surface)."""
+
+    axis: Tensor
+    """Coordinates along either direction."""
+    energy: Tensor
+    """[along the second direction, along the first]"""
+    centre: Tensor
+    directions: Tensor
+
+    def place(self, u: Tensor) -> Tensor:
+        """Coordinates of points in the plane, (points, 2), by projection."""
+        return (u - self.centre) @ self.directions.T
+
+
+def plane(
+    f: Function,
+    surface: Flat,
+    centre: Tensor,
+    first: Tensor,
+    second: Tensor,
+    *,
+    extent: float,
+    count: int = 41,
+) -> Slice:
+    """The plane at ``centre`` (D,) along two directions, made orthonormal."""
+    first = surface.tangent(centre, first)
+    first = first / first.norm()
+    second = surface.tangent(centre, second)
+    second = second - (second @ first) * first
+    check(bool(second.norm() > 1e-12), "second", second, "not parallel to first")
+    directions = torch.stack([first, second / second.norm()])
+    axis = torch.linspace(-extent, extent, count, dtype=centre.dtype, device=centre.device)
+    across, along = torch.meshgrid(axis, axis, indexing="ij")
+    points = centre + torch.stack([along, across], -1).flatten(0, 1) @ directions
+    with torch.no_grad():
+        energy = f(surface.retract(points)).unflatten(0, (count, count))
+    return Slice(axis, energy, centre, directions)
