@@ -1,0 +1,111 @@
+"""Does the energy mean anything? What a token's energy, force and way say of its loss, and whether
+they tell a text that the model knows from one that it does not, beside the plain signals that any
+language model has."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..config import check
+from ..model import LanguageModel
+from .trajectory import trajectory
+
+PLAIN = ("entropy", "surprise at itself")
+"""Signals that need no energy: the readout's entropy, and minus its largest log-probability."""
+
+
+def signals(model: LanguageModel, idx: Tensor, *, steps: int | None = None) -> dict[str, Tensor]:
+    """Numbers for each token, (batch, tokens), none of which knows the next token.
+
+    >>> import nrgpt, torch
+    >>> from nrgpt.dynamics.meaning import signals
+    >>> cfg = nrgpt.ModelConfig(vocab_size=65, context=32, width=16, heads=2, steps=8)
+    >>> found = signals(nrgpt.LanguageModel(cfg), torch.randint(65, (2, 32)))
+    >>> sorted(found)[:3]
+    ['attention energy', 'energy', 'energy lost']
+    """
+    seen = trajectory(model, idx, steps=steps)
+    assert seen.force is not None
+    total = seen.energies["total"]
+    return {
+        "energy": total[-1],
+        "attention energy": seen.energies["attention"][-1],
+        "feed-forward energy": seen.energies["feedforward"][-1],
+        "energy lost": total[0] - total[-1],
+        "last change of energy": (total[-1] - total[-2]).abs(),
+        "force": seen.force[-1],
+        "last move": seen.move[-1],
+        "way": seen.move.sum(0),
+        "size": seen.size[-1],
+        "entropy": seen.entropy[-1],
+        "surprise at itself": -seen.top_probabilities[-1, ..., 0].log(),
+    }
+
+
+@dataclass(frozen=True)
+class Correlation:
+    signal: str
+    rank: float
+    """Spearman's, with the token's loss."""
+
+
+def correlations(
+    model: LanguageModel, idx: Tensor, targets: Tensor, *, steps: int | None = None
+) -> list[Correlation]:
+    """Of each signal with the loss, the strongest first."""
+    with torch.no_grad():
+        logits, _ = model(idx, steps=steps)
+        loss = torch.nn.functional.cross_entropy(logits.float().mT, targets, reduction="none").cpu()
+    found = [
+        Correlation(name, rank_correlation(value.flatten(), loss.flatten()))
+        for name, value in signals(model, idx, steps=steps).items()
+    ]
+    return sorted(found, key=lambda c: -abs(c.rank))
+
+
+@dataclass(frozen=True)
+class Detection:
+    signal: str
+    auroc: float
+    """Probability that a strange text has more of it than a familiar one; 0.5 is no use, and below
+    that it is less that gives it away."""
+
+
+def detection(
+    model: LanguageModel, familiar: Tensor, strange: Tensor, *, steps: int | None = None
+) -> list[Detection]:
+    """How well each signal, averaged over a text, tells strange texts (batch, tokens) from familiar
+    ones; the best first, in either direction."""
+    a, b = (signals(model, idx, steps=steps) for idx in (familiar, strange))
+    found = [
+        Detection(name, auroc(strange=b[name].mean(1), familiar=a[name].mean(1))) for name in a
+    ]
+    return sorted(found, key=lambda d: -abs(d.auroc - 0.5))
+
+
+def corrupted(idx: Tensor, share: float, vocab_size: int, generator: torch.Generator) -> Tensor:
+    """The same texts with a share of their tokens drawn anew."""
+    check(0 <= share <= 1, "share", share, "in [0, 1]")
+    new = torch.randint(vocab_size, idx.shape, generator=generator)
+    changed = torch.rand(idx.shape, generator=generator) < share
+    return torch.where(changed.to(idx.device), new.to(idx), idx)
+
+
+def auroc(*, strange: Tensor, familiar: Tensor) -> float:
+    """Area under the ROC curve, ties counted half."""
+    ranks = average_ranks(torch.cat([strange, familiar]).double())
+    n, m = len(strange), len(familiar)
+    return ((ranks[:n].sum() - n * (n + 1) / 2) / (n * m)).item()
+
+
+def rank_correlation(a: Tensor, b: Tensor) -> float:
+    ranks = torch.stack([average_ranks(a.double()), average_ranks(b.double())])
+    return torch.corrcoef(ranks)[0, 1].item()
+
+
+def average_ranks(values: Tensor) -> Tensor:
+    """1 for the smallest; equal values share the mean of their ranks."""
+    _, group, counts = torch.unique(values, return_inverse=True, return_counts=True)
+    last = counts.cumsum(0).double()
+    return (last - (counts.double() - 1) / 2)[group]
