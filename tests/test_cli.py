@@ -98,3 +98,16 @@ def test_a_full_disk_outside_of_a_checkpoint(monkeypatch):
     said = nrgpt("train", "debug", code=4)
     assert "the disk is full" in said
     assert "metrics.jsonl" in said
+
+
+def test_certificate_and_adaptive(tmp_path):
+    nrgpt("train", "debug", "--to", "mine", *QUICK)
+    said = nrgpt("certificate", "mine", "--texts", "2")
+    assert "no descent guaranteed" in said
+    assert "frozen past" in said
+    said = nrgpt("adaptive", "mine", "--rule", "kl", "--texts", "2", "--to", "costs.png")
+    assert "all steps" in said
+    assert (tmp_path / "costs.png").stat().st_size > 1_000
+    assert "did you mean 'energy'" in nrgpt("adaptive", "mine", "--rule", "enery", code=2)
+    nrgpt("train", "debug", "--to", "plain", "model.block=rgpt", *QUICK)
+    assert "has no energy" in nrgpt("adaptive", "plain", code=2)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from nrgpt.dynamics.figures import save
 from nrgpt.dynamics.landscape import (
     Flat,
     Sphere,
@@ -14,6 +15,7 @@ from nrgpt.dynamics.landscape import (
     saddle,
 )
 from nrgpt.dynamics.paths import basins, escape_times, least_energy_path, plane
+from nrgpt.dynamics.plots import path_figure, slice_figure
 from tests.models import COUPLINGS, NORMS, config, randomised, relative
 
 LAMBDA = torch.tensor([1.0, 2.0, 4.0, 7.0, 11.0, 16.0], dtype=torch.float64)
@@ -137,6 +139,22 @@ def test_the_landscape_of_a_token(norm, coupling):
     second = ((ahead - 2 * middle + behind) / step**2).item()
     found = (hessian_product(land, land.surface, u[0], v[0]) @ v[0]).item()
     assert abs(second - found) < 1e-3 * (1 + abs(found))
+
+
+def test_figures(tmp_path):
+    model = randomised(config())
+    land = TokenLandscape(model, torch.randint(11, (1, 9)), token=6)
+    way = land.trajectory()
+    found = basins(land, land.surface, land.random_points(6), iterations=100)
+    first, second = way[-1] - way[0], found.minima[0] - way[-1]
+    cut = plane(land, land.surface, way[-1], first, second, extent=3.0, count=9)
+    path = least_energy_path(land, land.surface, way[-1], found.minima[0], images=5, iterations=5)
+    for name, figure in (
+        ("slice", slice_figure(cut, way, found.minima)),
+        ("path", path_figure(path)),
+    ):
+        (file,) = save(figure, tmp_path / name, ("png",))
+        assert file.stat().st_size > 5_000
 
 
 def test_mistakes():

@@ -1,0 +1,83 @@
+"""nrgpt certificate, adaptive."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from .common import Checkpoint, Device, RunFolder, Steps, app, clear_errors, open_run, screen
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..runs import Run
+
+Texts = Annotated[int, typer.Option(help="Validation texts, each as long as the context.")]
+
+
+def validation_texts(loaded: "Run", count: int) -> "tuple[Tensor, Tensor]":
+    """The first texts of the validation split, one after the other, and their next tokens."""
+    import torch
+
+    stream = loaded.dataset().tokens("val")
+    length = min(loaded.cfg.model.context, len(stream) - 1)
+    count = max(1, min(count, (len(stream) - 1) // length))
+    rows = [torch.from_numpy(stream.read(i * length, length + 1)) for i in range(count)]
+    text = torch.stack(rows).to(loaded.model.tokens.device)
+    return text[:, :-1], text[:, 1:]
+
+
+@app.command()
+@clear_errors
+def certificate(
+    run: RunFolder,
+    texts: Texts = 8,
+    steps: Steps = None,
+    step: Checkpoint = None,
+    device: Device = "auto",
+) -> None:
+    """Is descent guaranteed, which part is to blame if not, and what happens on real text?"""
+    loaded = open_run(run, step, device)
+    idx, _ = validation_texts(loaded, texts)
+    found = loaded.model.double().certificate(idx=idx, steps=steps)
+    screen.print(str(found), highlight=False, soft_wrap=True)
+
+
+@app.command()
+@clear_errors
+def adaptive(
+    run: RunFolder,
+    rule: Annotated[str, typer.Option(help="energy, force, entropy, kl or argmax.")] = "kl",
+    tolerances: Annotated[str, typer.Option(help="Comma-separated.")] = "1e-4,1e-3,1e-2,1e-1",
+    patience: Annotated[int, typer.Option(help="How often in a row the rule must hold.")] = 1,
+    texts: Texts = 32,
+    steps: Steps = None,
+    step: Checkpoint = None,
+    to: Annotated[Path | None, typer.Option(help="A PNG of loss against steps.")] = None,
+    device: Device = "auto",
+) -> None:
+    """Stop each token when its rule says so: what does that cost, and what does it save?"""
+    from ..dynamics.adaptive import loss_against_steps
+    from ..dynamics.figures import save
+    from ..dynamics.plots import adaptive_figure
+    from ..dynamics.relax import Stop
+
+    loaded = open_run(run, step, device)
+    idx, targets = validation_texts(loaded, texts)
+    values = [0.0] if rule == "argmax" else [float(value) for value in tolerances.split(",")]
+    rules = [Stop(rule, value, patience) for value in values]  # type: ignore[arg-type]
+    costs = loss_against_steps(loaded.model, idx, targets, rules, steps=steps)
+    table = Table(title=f"{rule}, {idx.shape[0]} texts of {idx.shape[1]} tokens")
+    for heading in ("tolerance", "loss (nats)", "above all steps", "mean steps", "computed"):
+        table.add_column(heading, justify="right")
+    for cost in costs:
+        name = "all steps" if cost.stop is None else f"{cost.stop.tolerance:g}"
+        more = f"{cost.loss - costs[0].loss:+.4f}"
+        table.add_row(
+            name, f"{cost.loss:.4f}", more, f"{cost.mean_steps:.2f}", f"{cost.computed:.2f}"
+        )
+    screen.print(table)
+    if to is not None:
+        save(adaptive_figure(costs), to, ("png",))
+        screen.print(f"figure in {to}")
