@@ -1,8 +1,6 @@
 """Trajectories are what the model's own states, energies, forces and readouts say."""
 
-import doctest
 import itertools
-import sys
 
 import pytest
 import torch
@@ -238,9 +236,3 @@ def test_losses_are_cross_entropies_token_by_token():
     for t, x in enumerate(states):
         expected = F.cross_entropy(model.readout(x).mT, targets, reduction="none").detach()
         assert relative_error(seen.loss[t], expected) < EXACT
-
-
-def test_the_examples_in_the_docstrings_run():
-    result = doctest.testmod(sys.modules["nrgpt.dynamics.trajectory"])
-    assert result.attempted >= 10
-    assert result.failed == 0

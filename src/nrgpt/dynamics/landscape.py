@@ -162,6 +162,7 @@ def hessian_product(f: Function, surface: Flat, u: Tensor, v: Tensor) -> Tensor:
     return surface.tangent(u, change) - surface.curve(u, slope(u), v)
 
 
+@torch.no_grad()
 def lowest_curvatures(
     f: Function, surface: Flat, u: Tensor, count: int = 3, *, iterations: int = 60
 ) -> tuple[Tensor, Tensor]:
@@ -196,6 +197,7 @@ def lowest_curvatures(
     return values[:count], directions
 
 
+@torch.no_grad()
 def saddle(
     f: Function,
     surface: Flat,
