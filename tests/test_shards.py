@@ -298,3 +298,18 @@ def test_impossible_batches_are_refused(fields, said):
 def test_reading_outside_the_split_is_refused(start, length):
     with pytest.raises(ValueError, match="must be within the 100 tokens of split 'train'"):
         counting_stream(100).read(start, length)
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_a_resident_stream_makes_the_same_batches(tmp_path, world):
+    tokens = np.random.default_rng(0).integers(0, 70_000, 1_000)
+    symbols = SymbolTokenizer([chr(0x10000 + i) for i in range(70_000)])
+    write_dataset(tmp_path / "a", symbols, {"train": [tokens]}, source={}, shard_tokens=300)
+    stream = Dataset.open(tmp_path / "a").tokens("train")
+    resident = stream.resident(torch.device("cpu"))
+    assert resident is not stream
+    for step in range(3):
+        options = {"seed": 5, "step": step, "size": 6, "context": 17, "world": world}
+        for rank in range(world):
+            ours, theirs = (each.batch(rank=rank, **options) for each in (resident, stream))
+            assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))

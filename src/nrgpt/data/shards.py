@@ -294,13 +294,40 @@ class TokenStream:
 
         The global batch depends on (seed, step, size, context) only; rank r has its r-th part.
         """
-        check(seed >= 0 and step >= 0, "(seed, step)", (seed, step), "at least 0")
         check(size > 0 and size % world == 0, "size", size, f"a multiple of world = {world}")
         check(0 <= rank < world, "rank", rank, f"at least 0 and below world = {world}")
+        mine = self.starts_of(seed=seed, step=step, size=size, context=context)
+        mine = mine[rank * size // world : (rank + 1) * size // world]
+        windows = self.windows(mine, context + 1)
+        return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
+
+    def starts_of(self, *, seed: int, step: int, size: int, context: int) -> np.ndarray:
+        """Where the windows of a global batch begin."""
+        check(seed >= 0 and step >= 0, "(seed, step)", (seed, step), "at least 0")
         check(0 < context < len(self), "context", context, f"at least 1 and less than {self.name}")
         # Raw numbers, because NumPy keeps those over its versions; their modulo is as good as fair.
         random = np.random.Philox(key=np.array([seed, step], np.uint64)).random_raw(size)
-        starts = (random % np.uint64(len(self) - context)).tolist()
-        mine = starts[rank * size // world : (rank + 1) * size // world]
-        windows = torch.from_numpy(np.stack([self.read(start, context + 1) for start in mine]))
-        return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
+        return (random % np.uint64(len(self) - context)).astype(np.int64)
+
+    def windows(self, starts: np.ndarray, length: int) -> torch.Tensor:
+        """(windows, length), int64."""
+        return torch.from_numpy(np.stack([self.read(int(start), length) for start in starts]))
+
+    def resident(self, device: torch.device) -> "TokenStream":
+        """The same stream with its tokens in the memory of a device, if they fit into a GiB there:
+        a batch is then one gather, without a copy from the disk or the CPU."""
+        return ResidentStream(self, device) if 4 * len(self) <= 2**30 else self
+
+
+class ResidentStream(TokenStream):
+    """A stream that lives on a device, and makes its batches there."""
+
+    def __init__(self, stream: TokenStream, device: torch.device):
+        self.shards, self.starts, self.name = stream.shards, stream.starts, stream.name
+        whole = np.concatenate([shard.astype(np.int32) for shard in stream.shards])
+        self.tokens = torch.from_numpy(whole).to(device)
+
+    def windows(self, starts: np.ndarray, length: int) -> torch.Tensor:
+        device = self.tokens.device
+        first = torch.from_numpy(starts).to(device, non_blocking=True)
+        return self.tokens[first[:, None] + torch.arange(length, device=device)].long()

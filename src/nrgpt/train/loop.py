@@ -112,6 +112,8 @@ class Trainer:
         self.dataset = open_dataset(cfg.data, cfg.model.vocab_size, verify=False)
         self.train_tokens = self.dataset.tokens("train")
         self.val_tokens = self.dataset.tokens("val")
+        if where.device.type == "cuda":
+            self.train_tokens = self.train_tokens.resident(where.device)
         torch.manual_seed(cfg.seed)
         self.model = LanguageModel(cfg.model).to(where.device)
         self.model.checkpoint_steps = cfg.checkpoint_steps

@@ -83,6 +83,8 @@ class Pack:
         self.cfg = cfgs[0]
         self.dataset = open_dataset(self.cfg.data, self.cfg.model.vocab_size, verify=False)
         self.train_tokens = self.dataset.tokens("train")
+        if device.type == "cuda":
+            self.train_tokens = self.train_tokens.resident(device)
         self.val_tokens = self.dataset.tokens("val")
         models = []
         for cfg in cfgs:
