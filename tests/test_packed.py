@@ -93,7 +93,7 @@ def test_muon_equals_that_of_torch(shape):
     assert 0.3 < singular.min() < singular.max() < 1.6
 
 
-SHORT = ("iterations=12", "save_every=5", "eval_every=6", "log_every=1", "model.dropout=0.1")
+SHORT = ("iterations=12", "save_every=5", "eval_every=6", "log_every=3", "model.dropout=0.1")
 SEEDS_AND_RATES = [("seed=0",), ("seed=1", "optimiser.lr=1e-3"), ("seed=1", "optimiser.warmup=2")]
 
 

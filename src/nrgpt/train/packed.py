@@ -99,6 +99,7 @@ class Pack:
         ]
         self.running = list(range(len(cfgs)))
         """The runs that have not met a number that is not finite."""
+        self.is_fine = torch.ones(len(cfgs), dtype=torch.bool, device=device)
         self.step = self.resume()
         self.reports = [
             Report(run, cfg, self.step, quiet=False, show=number == 0)
@@ -114,15 +115,18 @@ class Pack:
             since = time.perf_counter()
             while self.step < cfg.iterations and self.running:
                 losses = self.iterate()
+                stop, last = self.interrupt.received, self.step == cfg.iterations
+                due = (cfg.log_every, cfg.eval_every, cfg.save_every)
+                if stop or last or any(self.step % every == 0 for every in due):
+                    self.part_with_the_bad()
                 if self.step % cfg.log_every == 0:
                     seconds, since = time.perf_counter() - since, time.perf_counter()
                     tokens = cfg.log_every * cfg.batch * cfg.model.context
                     self.log(losses, tokens / seconds)
-                if self.step % cfg.eval_every == 0 or self.step == cfg.iterations:
+                if self.step % cfg.eval_every == 0 or last:
                     self.evaluate()
                     since = time.perf_counter()
-                stop = self.interrupt.received
-                if stop or self.step % cfg.save_every == 0 or self.step == cfg.iterations:
+                if stop or self.step % cfg.save_every == 0 or last:
                     self.save()
                 if stop and self.step < cfg.iterations:
                     message = f"{stop}: saved at step {self.step}; run the same command to go on"
@@ -160,16 +164,20 @@ class Pack:
                 torch.stack(masks) if masks else None,
                 torch.tensor(rates, dtype=torch.float64, device=self.device),
             )
-        if not bool(fine[self.running].all()):
-            for number in [n for n in self.running if not fine[n]]:
-                loss = losses[number].item()
-                self.say(
-                    f"{self.runs[number].name}: step {self.step}: loss {loss:g} or its gradient is "
-                    "not finite; it leaves the others and goes on alone afterwards"
-                )
-                self.running.remove(number)
+        self.is_fine &= fine
         self.step += 1
         return losses
+
+    def part_with_the_bad(self) -> None:
+        """Looked at before anything is written only: asking a GPU after each update would make it
+        wait. Their updates have been left out since."""
+        for number in [n for n, fine in enumerate(self.is_fine.tolist()) if not fine]:
+            if number in self.running:
+                self.running.remove(number)
+                self.say(
+                    f"{self.runs[number].name}: up to step {self.step}: a loss or gradient was not "
+                    "finite; it leaves the others and goes on alone afterwards"
+                )
 
     def model_of(self, number: int) -> LanguageModel:
         """The model of one run, until the next one is asked for."""
