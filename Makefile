@@ -1,11 +1,12 @@
 # Two commands for a fresh machine: make demo, make test. PYTHON=python3.12 picks another Python.
 PYTHON ?= python3
 BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 READY := .venv/.ready
 
 .PHONY: demo test bench format clean
 
-demo: $(READY)
+demo: .venv/.demo
 	$(BIN)/python examples/demo.py
 
 test: $(READY)
@@ -24,7 +25,13 @@ format: $(READY)
 clean:
 	rm -rf .venv .pytest_cache .ruff_cache .mypy_cache
 
+# The demo needs little; the tests need every extra.
+.venv/.demo: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(INSTALL) --editable ".[plot]"
+	touch $@
+
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
-	touch $@
+	$(INSTALL) --editable ".[dev]"
+	touch $@ .venv/.demo
