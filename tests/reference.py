@@ -29,7 +29,11 @@ def norm(cfg: ModelConfig, w: Weights, prefix: str, x: Tensor) -> Tensor:
 
 
 def sigma(cfg: ModelConfig, z: Tensor) -> Tensor:
-    return z.clamp(min=0) if cfg.activation == "relu" else z * 0.5 * (1 + torch.erf(z / 2**0.5))
+    if cfg.activation == "relu":
+        return z.clamp(min=0)
+    if cfg.activation == "gelu_tanh":
+        return z * 0.5 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (z + 0.044715 * z**3)))
+    return z * 0.5 * (1 + torch.erf(z / 2**0.5))
 
 
 def attention_energy(cfg: ModelConfig, w: Weights, own: Tensor, others: Tensor) -> Tensor:
@@ -156,7 +160,12 @@ def transformer_step(cfg: ModelConfig, w: Weights, x: Tensor, t: int) -> Tensor:
     p = f"blocks.{t if cfg.block == 'gpt' else 0}"
 
     def attention(g: Tensor) -> Tensor:
-        q, k, v = ((g @ w[f"{p}.attention.W_{c}"].T).unflatten(-1, (cfg.heads, -1)) for c in "QKV")
+        q, k, v = (
+            (g @ w[f"{p}.attention.W_{c}"].T + w.get(f"{p}.attention.b_{c}", 0)).unflatten(
+                -1, (cfg.heads, -1)
+            )
+            for c in "QKV"
+        )
         scores = torch.einsum("bahy,bchy->bhac", q, k) * (
             cfg.beta or 1 / math.sqrt(cfg.width / cfg.heads)
         )

@@ -11,10 +11,13 @@ from .certificate import Certificate, Finding, Guarantee
 from .config import ModelConfig
 from .dynamics.trajectory import Step, Trajectory, stream_trajectory, trajectory
 from .energy import EnergyTerm, Readout, TotalEnergy
+from .hf.registration import watch
 from .model import LanguageModel, ParameterCounts
 from .released import load_released
 
 __version__ = "0.1.0"
+
+watch()  # transformers, if and when it is imported, learns of our models
 
 __all__ = [
     "Certificate",

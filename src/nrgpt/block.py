@@ -110,6 +110,13 @@ class EnergyBlock(nn.Module):
                 cache.put(t, slot, keys)
 
 
+class Joined(NamedTuple):
+    """W_Q, W_K and W_V as one matrix, and their biases, if any, as one vector."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
 class TransformerBlock(nn.Module):
     """What the baselines share with one another, and nothing with an energy."""
 
@@ -118,13 +125,12 @@ class TransformerBlock(nn.Module):
         self.attention = Attention(cfg)
         self.feedforward = FeedForward(cfg)
 
-    def prepare(self, extra: Extra | None = None) -> Tensor:
-        """W_Q, W_K and W_V as one matrix."""
+    def prepare(self, extra: Extra | None = None) -> Joined:
         if extra:
             raise ValueError(
                 f"extra terms {', '.join(extra)}: only block='nrgpt' has an energy to add to"
             )
-        return torch.cat([self.attention.W_Q, self.attention.W_K, self.attention.W_V])
+        return self.attention.joined()
 
 
 class SequentialBlock(TransformerBlock):
@@ -141,14 +147,14 @@ class SequentialBlock(TransformerBlock):
         self,
         x: Tensor,
         t: int,
-        prepared: Tensor,
+        prepared: Joined,
         masks: Tensor | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
         x = x + dropped(self.attention(self.norm_1(x), prepared, t, cache), masks, 0)
         return x + dropped(self.feedforward(self.norm_2(x)), masks, 1)
 
-    def keep(self, x: Tensor, t: int, prepared: Tensor, cache: Cache) -> None:
+    def keep(self, x: Tensor, t: int, prepared: Joined, cache: Cache) -> None:
         self.attention.read(self.norm_1(x), prepared, t, cache)
 
 
@@ -168,7 +174,7 @@ class ParallelBlock(TransformerBlock):
         self,
         x: Tensor,
         t: int,
-        prepared: Tensor,
+        prepared: Joined,
         masks: Tensor | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
@@ -176,7 +182,7 @@ class ParallelBlock(TransformerBlock):
         g_2 = g if self.norm_2 is None else self.norm_2(x)
         return x + dropped(self.attention(g, prepared, t, cache) + self.feedforward(g_2), masks)
 
-    def keep(self, x: Tensor, t: int, prepared: Tensor, cache: Cache) -> None:
+    def keep(self, x: Tensor, t: int, prepared: Joined, cache: Cache) -> None:
         self.attention.read(self.norm(x), prepared, t, cache)
 
 
@@ -191,20 +197,29 @@ class Attention(nn.Module):
         self.W_K = blank(cfg.width, cfg.width)
         self.W_V = blank(cfg.width, cfg.width)
         self.W_P = blank(cfg.width, cfg.width)
+        self.b_Q = blank(cfg.width) if cfg.attention_bias else None
+        self.b_K = blank(cfg.width) if cfg.attention_bias else None
+        self.b_V = blank(cfg.width) if cfg.attention_bias else None
         self.b_P = blank(cfg.width) if cfg.bias else None
 
+    def joined(self) -> Joined:
+        weight = torch.cat([self.W_Q, self.W_K, self.W_V])
+        if self.b_Q is None or self.b_K is None or self.b_V is None:
+            return Joined(weight, None)
+        return Joined(weight, torch.cat([self.b_Q, self.b_K, self.b_V]))
+
     def read(
-        self, g: Tensor, W_QKV: Tensor, t: int, cache: Cache | None
+        self, g: Tensor, joined: Joined, t: int, cache: Cache | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, and the keys and values that the cache now holds, or the tokens' own."""
-        q, k, v = F.linear(g, W_QKV).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        q, k, v = F.linear(g, *joined).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         if cache is None:
             return q, k, v
         kept = cache.put(t, 0, k), cache.put(t, 1, v)
         return (q, k, v) if cache.is_empty else (q, *kept)
 
-    def forward(self, g: Tensor, W_QKV: Tensor, t: int, cache: Cache | None) -> Tensor:
-        q, k, v = self.read(g, W_QKV, t, cache)
+    def forward(self, g: Tensor, joined: Joined, t: int, cache: Cache | None) -> Tensor:
+        q, k, v = self.read(g, joined, t, cache)
         if cache is None or cache.is_empty:
             out = causal_attention(q, k, v, self.scale)
         else:

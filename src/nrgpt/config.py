@@ -122,12 +122,14 @@ class ModelConfig:
     """[nrgpt] Feed-forward energy: ff1, ff2w, ff2, memory, or one you registered."""
     potential: Literal["relu2", "gelu", "softplus", "softplus2"] = "relu2"
     """[nrgpt] F of feedforward="memory"."""
-    activation: Literal["gelu", "relu"] = "gelu"
-    """sigma of ff1, ff2w, ff2 and of the baselines."""
+    activation: Literal["gelu", "gelu_tanh", "relu"] = "gelu"
+    """sigma of ff1, ff2w, ff2 and of the baselines; gelu_tanh is GPT-2's approximation."""
     hidden_factor: int = 4
     """Hidden size of the feed-forward part, in units of width."""
     bias: bool = False
     """Biases in the feed-forward part (in the baselines, in the attention's output too)."""
+    attention_bias: bool = False
+    """[baselines] Biases of queries, keys and values."""
     feedforward_scale: bool = False
     """[nrgpt] A learnable factor before the feed-forward energy."""
 
@@ -192,6 +194,7 @@ class ModelConfig:
         has_root = self.rate.startswith("psd_skew")
         for name, is_idle, beside in (
             ("separate_norms", self.separate_norms, "block"),
+            ("attention_bias", self.attention_bias, "block"),
             ("potential", self.feedforward in ("ff1", "ff2w", "ff2"), "feedforward"),
             ("rate_scale", self.rate == "identity", "rate"),
             ("rate_init", not has_matrix, "rate"),

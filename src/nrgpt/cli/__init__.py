@@ -3,12 +3,15 @@
 # isort: off
 from . import training
 from . import models
+from . import dynamics
+from . import evaluation
+from . import hub
 from . import data
 
 # isort: on
 from .common import app
 
-__all__ = ["app", "data", "main", "models", "training"]
+__all__ = ["app", "data", "dynamics", "evaluation", "hub", "main", "models", "training"]
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""nrgpt sample, evaluate, trajectory, bench."""
+"""nrgpt sample, trajectory, bench."""
 
 import json
 import sys
@@ -59,39 +59,6 @@ def sample(
         text += token.values()
         write(loaded.decode(text))
     write(loaded.decode(text) + "\n")
-
-
-@app.command()
-@clear_errors
-def evaluate(
-    run: RunFolder,
-    split: str = "val",
-    steps: Steps = None,
-    stride: Annotated[
-        int | None, typer.Option(help="1 gives every token its full context.")
-    ] = None,
-    step: Checkpoint = None,
-    device: Device = "auto",
-) -> None:
-    """Loss on every token of a split and, for ListOps, the accuracy on all tests."""
-    from ..evaluate.listops import listops_accuracy
-    from ..evaluate.loss import split_loss
-
-    loaded = open_run(run, step, device)
-    dataset = loaded.dataset()
-    loss = split_loss(loaded.model, dataset.tokens(split), stride=stride, steps=steps)
-    screen.print(
-        f"{split} loss {loss.loss:.4f} nats over {loss.tokens:,} tokens, each with at least "
-        f"{loss.least_context} before it (checkpoint at step {loaded.step})"
-    )
-    if loaded.cfg.data.task == "listops":
-        from ..data.listops import read_tests
-
-        tests = read_tests(dataset.folder)
-        result = listops_accuracy(
-            loaded.model, tests, dataset.tokenizer, steps=steps, progress=True
-        )
-        screen.print(result.table())
 
 
 @app.command()

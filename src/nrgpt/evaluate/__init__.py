@@ -1,1 +1,1 @@
-"""Evaluation: ListOps accuracy, losses over whole splits."""
+"""Evaluation: losses of whole splits, ListOps accuracy, text metrics, tasks of lm-eval."""

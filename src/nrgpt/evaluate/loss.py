@@ -1,11 +1,15 @@
-"""Losses of a model on a split: a quick estimate, and every token once."""
+"""Losses of a model on a split: a quick estimate, and every token once, also in bits of text."""
 
+import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from rich.progress import track
 
 from ..data.shards import TokenStream
+from ..data.tokenizer import GPT2Tokenizer, SymbolTokenizer, Tokenizer
 from ..generate import evaluating
 from ..model import LanguageModel
 
@@ -51,6 +55,7 @@ def split_loss(
     stride: int | None = None,
     size: int | None = None,
     steps: int | None = None,
+    progress: bool = False,
 ) -> SplitLoss:
     """Every token of the split but the first, once.
 
@@ -69,7 +74,8 @@ def split_loss(
     positions = torch.arange(length, device=device)
     total, tokens = torch.zeros((), dtype=torch.float64, device=device), 0
     with evaluating(model):
-        for windows in batches_of_windows(len(stream), context, stride, size):
+        batches = batches_of_windows(len(stream), context, stride, size)
+        for windows in track(batches, "loss", disable=not progress):
             rows = [torch.from_numpy(stream.read(start, length + 1)) for start, _ in windows]
             text = torch.stack(rows).to(device)
             logits, _ = model(text[:, :-1], steps=steps)
@@ -93,3 +99,35 @@ def batches_of_windows(
         done += counted
         windows.append((done - context, counted))
     return [windows[i : i + size] for i in range(0, len(windows), size)]
+
+
+@dataclass(frozen=True)
+class Bits:
+    """Bits of loss per unit of text, a character or a byte, and how many units there were."""
+
+    unit: str
+    per_unit: float
+    units: int
+
+
+def bits_of_text(loss: SplitLoss, stream: TokenStream, tokenizer: Tokenizer) -> Bits | None:
+    """The loss of a whole split per character or, of byte pairs, per byte; None for ListOps.
+
+    The first token is never predicted, so its bytes do not count. Nor do those of
+    ``<|endoftext|>``, which stands between documents and in none; the loss on it counts.
+    """
+    if isinstance(tokenizer, SymbolTokenizer) and tokenizer.is_characters:
+        return Bits("character", loss.loss / math.log(2), loss.tokens)
+    if not isinstance(tokenizer, GPT2Tokenizer):
+        return None
+    lengths = np.array(
+        [len(tokenizer.encoding.decode_single_token_bytes(t)) for t in range(tokenizer.vocab_size)]
+    )
+    lengths[tokenizer.end_of_text] = 0
+    # In parts: the tokens of a large split in 64 bits each would take much memory.
+    part = 1 << 20
+    units = sum(
+        int(lengths[stream.read(start, min(part, len(stream) - start))].sum())
+        for start in range(1, len(stream), part)
+    )
+    return Bits("byte", loss.loss * loss.tokens / (math.log(2) * units), units)

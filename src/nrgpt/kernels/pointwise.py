@@ -25,12 +25,21 @@ def gelu_pull(v: Tensor, z: Tensor) -> Tensor:
     return torch.ops.aten.gelu_backward(v, z)
 
 
+def gelu_tanh(z: Tensor) -> Tensor:
+    return F.gelu(z, approximate="tanh")
+
+
+def gelu_tanh_pull(v: Tensor, z: Tensor) -> Tensor:
+    return torch.ops.aten.gelu_backward(v, z, approximate="tanh")
+
+
 def relu_pull(v: Tensor, z: Tensor) -> Tensor:
     return torch.ops.aten.threshold_backward(v, z, 0)
 
 
 ACTIVATIONS = {
     "gelu": Activation(F.gelu, gelu_pull),
+    "gelu_tanh": Activation(gelu_tanh, gelu_tanh_pull),
     "relu": Activation(F.relu, relu_pull),
 }
 

@@ -1,0 +1,226 @@
+r"""Grammar quality: mistakes that rules can find, spelling, readability, and two scores of them.
+
+    gqs        100 (0.5 exp(-e/5) + 0.3 s + 0.2 r)
+    gqs_paper  0.5 max(0, 1 - e/100) + 0.3 s' + 0.2 (1 if the grade is in 8 .. 12, else 0.7)
+
+with e the mistakes per 100 words, each weighted by its severity. s' is the share of words that are
+in the dictionary; s is 1 if all are, where names count as known, and falls to 0 when a quarter is
+not. r is 1 for a Flesch-Kincaid grade from 3 to 14 and falls to 0 within ten grades on either side.
+
+The paper's parts leave little room between good and bad text: ten mistakes in 100 words cost 0.05
+of 1, and a text half of whose words are none still gets 0.79. Hence ``gqs``, where the mistakes
+cost 43 of 100 and such words all that spelling can give. The rules are our own, in ten categories
+like the paper's, so ``gqs_paper`` has its weights and not its values.
+"""
+
+import functools
+import math
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from .extras import need
+
+SEVERITY = {
+    "agreement": 1.0,
+    "tense": 1.0,
+    "structure": 1.0,
+    "pronouns": 0.7,
+    "articles": 0.7,
+    "prepositions": 0.7,
+    "repetition": 0.7,
+    "word choice": 0.5,
+    "capitals": 0.3,
+    "punctuation": 0.3,
+}
+"""Of ten categories: 1 breaks the sentence, 0.3 is a matter of typing."""
+
+START = r"(?:^|(?<=[.!?]\s))"  # of a sentence
+PAST = r"(?:went|came|saw|gave|knew|took|began|was|were|had)"
+NOUN_BEFORE = r"(?<!\b[Tt]he )(?<!\b[Hh]is )(?<!\b[Hh]er )(?<!\b[Mm]y )(?<!\b[Yy]our )"
+COMPARATIVE = r"(?:better|worse|easier|bigger|larger|smaller|faster|older|higher|lower|greater)"
+
+RULES: dict[str, tuple[str, ...]] = {
+    "agreement": (
+        r"(?<!\band )\b(?:[Hh]e|[Ss]he|[Ii]t) (?:are|am)\b",
+        r"\b(?:[Ww]e|[Tt]hey) (?:is|was|has|does|am)\b",
+        r"(?<!\band )\bI (?:is|are|has|does)\b",
+        r"\b[Yy]ou (?:is|am|has|does)\b",
+        r"\b(?:[Tt]his|[Tt]hat) (?:are|were) (?:a|an|the)\b",
+        r"\b(?:[Tt]hese|[Tt]hose) (?:is|was|has|does)\b",
+        r"\b[Tt]here (?:is|was) (?:many|several|few|two|three|four|five|six|seven|eight)\b",
+    ),
+    "tense": (
+        rf"\b(?:did|didn't|doesn't) (?:not )?{PAST}\b",
+        rf"{NOUN_BEFORE}\b(?:will|would|can|could|shall|should|must) (?:not )?{PAST}\b",
+        rf"{NOUN_BEFORE}\b(?:will|would|could|shall|should|must) (?:not )?(?:is|are|am|has)\b",
+        r"\b(?:have|has|had) (?:not )?(?:went|came|saw|gave|knew|took|began)\b",
+        r"\b(?:is|are|was|were) (?:went|goes|came|gave|knew|began)\b",
+    ),
+    "structure": (
+        r"\b(?:the|a|an|and|or|my|your|their|our) ?[.!?;](?=\s|$)",
+        r"(?i:\b(?:the|an|my|your|their|our) (?:is|are|was|were|and|or|but|of|has|had|am)\b(?!-))",
+        r"(?i:\b(?:and|but|or) (?:and|but|or)\b)",
+        r"(?i:\b(?:of|to|for|from|with|at) (?:is|are|was|were|has|had)\b)",
+        r"\b[Tt]he reason (?:\w+ ){0,4}is because\b",
+    ),
+    "pronouns": (
+        r"\b[Bb]etween \w+ and I\b",
+        r"\b(?:to|with|from|at) (?:he|they|we)\b(?! (?:who|that))",
+        rf"{START}(?:Me|Him|Them|Us) (?:is|am|are|was|were)\b",
+        r"\b(?:hisself|theirselves|ourself|theirself)\b",
+        r"\b[Yy]our (?:welcome|a|an|the|not)\b",
+        r"\b[Ii]ts (?:a|an|the|not|been)\b",
+    ),
+    "articles": (
+        # "a unit", "a European", "a one": the letter is a vowel, the sound is none.
+        rf"(?:\ba|{START}A) (?!(?:one|once|eu|ewe|u[bfkrstn][iaeu]|unanim)\w*)[aeiou][a-z]+\b",
+        # An hour and an historian may keep it; "an" for "if" stands before a pronoun.
+        rf"(?:\ban|{START}An) (?!(?:thou|thee|ye|you|they|we|your)\b)[bcdfgjklmnpqrstvwyz][a-z]+\b",
+        r"\b(?:a|an|the) (?:a|an|the|my|his|their|our)\b(?!-)",
+    ),
+    "prepositions": (
+        r"\b(?:could|should|would|might|must) of\b(?! course)",
+        r"\boff of\b",
+        r"\b(?:discuss|discussed|discusses) about\b",
+        r"\b(?:of to|to of|with of|for of|of with|of from)\b(?!-)",
+    ),
+    "repetition": (r"(?i:\b(?!(?:had|that|ha|very|no|long|far)\b)([a-z]+) \1\b)",),
+    "word choice": (
+        rf"\b(?:{COMPARATIVE}|rather) then\b",
+        rf"\bmore {COMPARATIVE}\b",
+        r"\bmost (?:best|worst|biggest|largest|smallest|highest|lowest|greatest)\b",
+        r"\b[Tt]heir (?:is|are|was|were)\b",
+        r"\b(?:to|will|not) loose\b",
+        r"\b(?:alot|irregardless|could care less)\b",
+    ),
+    "capitals": (
+        # Not after "Mr.", "e.g." or an initial: their full stops end no sentence.
+        r"(?<!\.)(?<!\b[A-Za-z])(?<!\b(?:Mr|Dr|St|vs|No))(?<!\b(?:Mrs|etc))\. [a-z]",
+        r"(?<![\w.'(])i(?:'m|'ll|'ve|'d)?(?![\w.')-])",
+        r"\b(?:monday|tuesday|wednesday|thursday|friday|saturday|sunday)s?\b",
+        r"\b(?:january|february|april|june|july|september|october|november|december)\b",
+    ),
+    "punctuation": (
+        r" [,;:!?]| \.(?![.\d])",
+        r"[a-z][,;][A-Za-z]",
+        r"[a-z]\.[A-Z][a-z]",
+        r",[,.;:]|;[,.;]|:[,.;:]|(?<!\.)\.\.(?!\.)|[.?!],",
+        r"\( | \)",
+    ),
+}
+"""Regular expressions of mistakes, of text with single spaces. They know upper from lower case."""
+
+
+@dataclass(frozen=True)
+class Mistake:
+    category: str
+    text: str
+    start: int
+
+    @property
+    def severity(self) -> float:
+        return SEVERITY[self.category]
+
+
+@functools.cache
+def compiled() -> tuple[tuple[str, re.Pattern[str]], ...]:
+    return tuple((name, re.compile(rule)) for name, rules in RULES.items() for rule in rules)
+
+
+def mistakes(text: str) -> list[Mistake]:
+    """What the rules find, in the order of the text; positions are in text of single spaces."""
+    text = " ".join(text.split())
+    found = [
+        Mistake(category, match.group(), match.start())
+        for category, rule in compiled()
+        for match in rule.finditer(text)
+    ]
+    return sorted(found, key=lambda mistake: (mistake.start, mistake.category))
+
+
+@functools.cache
+def dictionary() -> Any:
+    return need("spellchecker", "the spelling of texts").SpellChecker()
+
+
+WORD = re.compile(r"[A-Za-z]+(?:['’][A-Za-z]+)*")  # noqa: RUF001
+
+
+def is_known(word: str) -> bool:
+    """Whether it is in the dictionary, which is American, or, with an apostrophe, its parts are."""
+    word = word.lower().replace("’", "'")  # noqa: RUF001
+    american = {word.replace("our", "or"), re.sub(r"is(?=e|ing|ation)", "iz", word)}
+    known = dictionary().known
+    if known({word} | american):
+        return True
+    parts = word.split("'")
+    return len(parts) > 1 and all(len(part) <= 2 or known([part]) for part in parts)
+
+
+def spelling(text: str, *, forgive_names: bool = True) -> float:
+    """The share of words that the dictionary knows. A capital within a sentence makes a name, and
+    so do capitals throughout; at the start of a sentence or a line it does not."""
+    total, known = 0, 0
+    for match in WORD.finditer(text):
+        word = match.group()
+        before = text[: match.start()].rstrip(" \t\"'(")
+        starts = not before or before[-1] in ".!?\n:"
+        is_name = forgive_names and (word.isupper() or (word[0].isupper() and not starts))
+        total += 1
+        known += is_name or is_known(word)
+    return known / total if total else 1.0
+
+
+def syllables(word: str) -> int:
+    """Groups of vowels, less a silent e, or -ed, at the end; at least one."""
+    word = re.sub(r"[^a-z]", "", word.lower())
+    groups = len(re.findall(r"[aeiouy]+", word))
+    if re.search(r"[^aeiouyl]e$|[aeiouy]le$|[^aeiouytd]ed$|[^aeiouysxzcg]es$", word):
+        groups -= 1
+    return max(1, groups)
+
+
+def sentences(text: str) -> list[str]:
+    """Pieces that end in . ! ? or an empty line, and have a letter."""
+    pieces = re.split(r"(?<=[.!?])[\"')]*\s+|\n\s*\n", text)
+    return [" ".join(piece.split()) for piece in pieces if re.search(r"[A-Za-z]", piece)]
+
+
+def flesch_kincaid(text: str) -> float:
+    """The school grade: 0.39 words per sentence + 11.8 syllables per word - 15.59."""
+    words = WORD.findall(text)
+    if not words:
+        return 0.0
+    per_word = sum(map(syllables, words)) / len(words)
+    return 0.39 * len(words) / max(1, len(sentences(text))) + 11.8 * per_word - 15.59
+
+
+@dataclass(frozen=True)
+class Grammar:
+    gqs: float
+    gqs_paper: float
+    mistakes_per_100_words: float
+    """Weighted by severity."""
+    spelling: float
+    grade: float
+    counts: dict[str, int]
+
+
+def grammar(text: str) -> Grammar:
+    """Everything about one text. A text without a word has no quality: its scores are 0."""
+    words = len(WORD.findall(text))
+    if words == 0:
+        return Grammar(0.0, 0.0, 0.0, 0.0, 0.0, {})
+    found = mistakes(text)
+    rate = 100 * sum(mistake.severity for mistake in found) / words
+    grade, known = flesch_kincaid(text), spelling(text)
+    outside = max(0.0, 3 - grade, grade - 14)
+    readable = max(0.0, 1 - outside / 10)
+    spelled = max(0.0, 1 - 4 * (1 - known))
+    gqs = 100 * (0.5 * math.exp(-rate / 5) + 0.3 * spelled + 0.2 * readable)
+    paper = 0.5 * max(0.0, 1 - rate / 100) + 0.3 * spelling(text, forgive_names=False)
+    paper += 0.2 * (1.0 if 8 <= grade <= 12 else 0.7)
+    counts = dict(Counter(mistake.category for mistake in found))
+    return Grammar(gqs, paper, rate, known, grade, counts)

@@ -1,0 +1,261 @@
+"""MMLU, five-shot, by likelihood: which of " A", " B", " C", " D" the model finds likeliest.
+
+The questions come from a folder of csv files,
+
+    dev/<subject>_dev.csv, test/<subject>_test.csv: question,choice0,choice1,choice2,choice3,answer
+
+with answers 0 to 3, or from the Hub (cais/mmlu). The paper's table has seven columns and does not
+say which of the 57 subjects are in each: GROUPS is our reading of their names.
+"""
+
+import contextlib
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.progress import track
+from rich.table import Table
+
+from ..config import suggestion
+from .extras import need
+from .listops import Score
+
+MMLU = "NRGPT_MMLU"
+"""Environment variable: the folder of the csv files, instead of the Hub."""
+
+HUB = "cais/mmlu"
+SHOTS = 5
+LETTERS = ["A", "B", "C", "D"]
+COLUMNS = ["question", "choice0", "choice1", "choice2", "choice3", "answer"]
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "Astronomy": ("astronomy",),
+    "Science": (
+        "college_biology", "college_chemistry", "college_physics", "conceptual_physics",
+        "electrical_engineering", "high_school_biology", "high_school_chemistry",
+        "high_school_physics",
+    ),
+    "CS": (
+        "college_computer_science", "computer_security", "high_school_computer_science",
+        "machine_learning",
+    ),
+    "Economics": ("econometrics", "high_school_macroeconomics", "high_school_microeconomics"),
+    "Medicine": (
+        "anatomy", "clinical_knowledge", "college_medicine", "medical_genetics", "nutrition",
+        "professional_medicine", "virology",
+    ),
+    "Math": (
+        "abstract_algebra", "college_mathematics", "elementary_mathematics",
+        "high_school_mathematics", "high_school_statistics",
+    ),
+    "Global Facts": ("global_facts",),
+}  # fmt: skip
+"""The columns of the paper's table."""
+
+OTHERS = (
+    "business_ethics", "formal_logic", "high_school_european_history", "high_school_geography",
+    "high_school_government_and_politics", "high_school_psychology", "high_school_us_history",
+    "high_school_world_history", "human_aging", "human_sexuality", "international_law",
+    "jurisprudence", "logical_fallacies", "management", "marketing", "miscellaneous",
+    "moral_disputes", "moral_scenarios", "philosophy", "prehistory", "professional_accounting",
+    "professional_law", "professional_psychology", "public_relations", "security_studies",
+    "sociology", "us_foreign_policy", "world_religions",
+)  # fmt: skip
+"""Subjects that the paper's table does not have."""
+
+IN_TABLE = tuple(subject for subjects in GROUPS.values() for subject in subjects)
+SUBJECTS = (*IN_TABLE, *OTHERS)
+
+
+def is_mmlu(task: str) -> bool:
+    return task in ("mmlu", "mmlu_paper") or task.removeprefix("mmlu_") in SUBJECTS
+
+
+def subjects_of(tasks: Sequence[str], folder: Path | None) -> list[str]:
+    """The subjects that tasks name: ``mmlu`` all, ``mmlu_paper`` those of the paper's table, and
+    ``mmlu_astronomy`` one. A folder may hold fewer than all."""
+    wanted: set[str] = set()
+    for task in tasks:
+        every = {"mmlu": SUBJECTS, "mmlu_paper": IN_TABLE}.get(task)
+        if every is None:
+            wanted.add(task.removeprefix("mmlu_"))
+        elif folder is None:
+            wanted.update(every)
+        else:
+            there = {subject for subject in every if csv_file(folder, "test", subject).is_file()}
+            if not there:
+                expected = csv_file(folder, "test", every[0])
+                raise FileNotFoundError(f"{folder} has no subject of MMLU: no file like {expected}")
+            wanted.update(there)
+    return [subject for subject in SUBJECTS if subject in wanted]
+
+
+def csv_file(folder: Path, split: str, subject: str) -> Path:
+    return folder / split / f"{subject}_{split}.csv"
+
+
+def read_questions(path: Path) -> list[dict[str, Any]]:
+    """Questions, choices and answers of a file, as the Hub has them."""
+    if not path.is_file():
+        raise FileNotFoundError(f"MMLU: there is no file {path}")
+    with path.open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        if reader.fieldnames != COLUMNS:
+            raise ValueError(f"{path}: the columns must be {','.join(COLUMNS)}")
+        questions = []
+        for row in reader:
+            if None in row or None in row.values() or row["answer"] not in ("0", "1", "2", "3"):
+                raise ValueError(
+                    f"{path}: line {reader.line_num}: must be a question, four choices and an "
+                    f"answer from 0 to 3"
+                )
+            choices = [row[f"choice{i}"] for i in range(4)]
+            answer = int(row["answer"])
+            questions.append({"question": row["question"], "choices": choices, "answer": answer})
+    if not questions:
+        raise ValueError(f"{path} has no questions")
+    return questions
+
+
+def prompt(question: Mapping[str, Any]) -> str:
+    choices = zip(LETTERS, question["choices"], strict=True)
+    lines = [question["question"].strip(), *(f"{letter}. {text}" for letter, text in choices)]
+    return "\n".join([*lines, "Answer:"])
+
+
+def mmlu_tasks(
+    subjects: Sequence[str], folder: Path | None = None, shots: int = SHOTS
+) -> list[Any]:
+    """Tasks of the harness, one for each subject, for any of its models."""
+    for subject in subjects:
+        if subject not in SUBJECTS:
+            raise ValueError(
+                f"MMLU has no subject {subject!r}{suggestion(subject, list(SUBJECTS))}"
+            )
+    datasets = need("datasets", "MMLU")
+    task_class = need("lm_eval.api.task", "MMLU").ConfigurableTask
+
+    def load(subject: str) -> Any:
+        if folder is None:
+            return datasets.load_dataset(HUB, subject)
+        splits = {split: csv_file(folder, split, subject) for split in ("dev", "test")}
+        rows = {split: read_questions(path) for split, path in splits.items()}
+        if len(rows["dev"]) < shots:
+            raise ValueError(f"{splits['dev']}: has fewer than the {shots} examples of a prompt")
+        return {split: datasets.Dataset.from_list(rows[split]) for split in rows}
+
+    class Subject(task_class):  # type: ignore[misc,valid-type]
+        """ConfigurableTask's own loaders write copies of local files into a cache."""
+
+        def download(self, dataset_kwargs: Any = None, **options: Any) -> None:
+            self.dataset = load(self.config.dataset_name)
+
+        def build_all_requests(self, **options: Any) -> None:
+            with contextlib.redirect_stderr(io.StringIO()):  # a progress bar for each subject
+                super().build_all_requests(**options)
+
+    names = track(subjects, "MMLU's subjects", disable=len(subjects) < 2)
+    return [Subject(config=task_config(name, shots)) for name in names]
+
+
+def task_config(subject: str, shots: int) -> dict[str, Any]:
+    about = subject.replace("_", " ")
+    return {
+        "task": f"mmlu_{subject}",
+        "dataset_name": subject,
+        "test_split": "test",
+        "fewshot_split": "dev",
+        "fewshot_config": {"sampler": "first_n"},
+        "num_fewshot": shots,
+        "output_type": "multiple_choice",
+        "description": f"The following are multiple choice questions (with answers) about {about}."
+        "\n\n",
+        "doc_to_text": prompt,
+        "doc_to_choice": LETTERS,
+        "doc_to_target": "answer",
+        "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
+        "metadata": {"version": 1.0},
+    }
+
+
+@dataclass(frozen=True)
+class MMLUResult:
+    subjects: dict[str, Score]
+
+    @property
+    def groups(self) -> dict[str, Score]:
+        """The paper's groups, of all questions in each; those that were asked."""
+        return {
+            name: pooled([self.subjects[s] for s in subjects if s in self.subjects])
+            for name, subjects in GROUPS.items()
+            if any(s in self.subjects for s in subjects)
+        }
+
+    @property
+    def others(self) -> Score | None:
+        scores = [self.subjects[s] for s in OTHERS if s in self.subjects]
+        return pooled(scores) if scores else None
+
+    @property
+    def overall(self) -> Score:
+        return pooled(list(self.subjects.values()))
+
+    @property
+    def average(self) -> tuple[float, float] | None:
+        """The mean of the groups, as the paper's last column, and its standard error; None
+        unless all groups were asked."""
+        scores = list(self.groups.values())
+        if len(scores) < len(GROUPS):
+            return None
+        mean = sum(score.accuracy for score in scores) / len(scores)
+        return mean, math.sqrt(sum(standard_error(score) ** 2 for score in scores)) / len(scores)
+
+    def as_dict(self) -> dict[str, Any]:
+        average = self.average
+        others = self.others
+        return {
+            "groups": {name: with_error(score) for name, score in self.groups.items()},
+            "others": others and with_error(others),
+            "average_of_groups": average and {"accuracy": average[0], "stderr": average[1]},
+            "overall": with_error(self.overall),
+            "subjects": {name: with_error(score) for name, score in self.subjects.items()},
+        }
+
+    def table(self) -> Table:
+        table = Table(title=f"MMLU, five-shot, {len(self.subjects)} of {len(SUBJECTS)} subjects")
+        table.add_column("group")
+        for heading in ("correct", "of", "accuracy", "standard error"):
+            table.add_column(heading, justify="right")
+        rows = list(self.groups.items())
+        if self.others is not None:
+            rows.append(("not in the paper's table", self.others))
+        rows.append(("all questions", self.overall))
+        for name, score in rows:
+            accuracy, error = percent(score.accuracy), percent(standard_error(score))
+            table.add_row(name, f"{score.correct:,}", f"{score.total:,}", accuracy, error)
+        if (average := self.average) is not None:
+            table.add_row("mean of the groups", "", "", percent(average[0]), percent(average[1]))
+        return table
+
+
+def pooled(scores: Sequence[Score]) -> Score:
+    return Score(sum(s.correct for s in scores), sum(s.total for s in scores))
+
+
+def standard_error(score: Score) -> float:
+    """Of the mean of so many independent questions, as the harness has it."""
+    p = score.accuracy
+    return math.sqrt(p * (1 - p) / (score.total - 1)) if score.total > 1 else float("nan")
+
+
+def with_error(score: Score) -> dict[str, Any]:
+    error = standard_error(score)
+    return score.as_dict() | {"stderr": None if math.isnan(error) else error}
+
+
+def percent(share: float) -> str:
+    return "-" if math.isnan(share) else f"{100 * share:.1f} %"

@@ -1,0 +1,134 @@
+"""Tasks of the harness, lm-eval: MMLU in our definition, all others in the harness's own."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from ..runs import Run
+from .extras import need
+from .listops import Score
+from .mmlu import MMLU, MMLUResult, is_mmlu, mmlu_tasks, subjects_of
+
+SEED = 1234
+"""The harness's own, for tasks that draw their examples."""
+
+
+@dataclass(frozen=True)
+class TaskResults:
+    mmlu: MMLUResult | None
+    others: dict[str, dict[str, Any]]
+    """Metrics of each task and group of tasks, by the harness's names."""
+    truncated: int
+    """Prompts that did not fit and lost their beginning."""
+
+    def as_dict(self) -> dict[str, Any]:
+        mmlu = {} if self.mmlu is None else {"mmlu": self.mmlu.as_dict()}
+        return mmlu | self.others | {"truncated_prompts": self.truncated}
+
+    def tables(self) -> list[Table]:
+        tables = [] if self.mmlu is None else [self.mmlu.table()]
+        if self.others:
+            table = Table(title="Tasks")
+            for heading in ("task", "metric", "value", "standard error"):
+                table.add_column(heading, justify="left" if heading == "task" else "right")
+            for task, metrics in self.others.items():
+                for name, value in metrics["metrics"].items():
+                    error = metrics["stderr"].get(name)
+                    shown = ["-" if x is None else f"{x:.4f}" for x in (value, error)]
+                    table.add_row(task, name, *shown)
+            tables.append(table)
+        return tables
+
+
+def mmlu_folder(folder: Path | None) -> Path | None:
+    """Where MMLU's files are: as said, or as the environment says; None is the Hub."""
+    if folder is None and MMLU in os.environ:
+        folder = Path(os.environ[MMLU])
+        if not folder.is_dir():
+            raise FileNotFoundError(f"{MMLU} = {folder}: there is no such folder")
+    if folder is not None and not folder.is_dir():
+        raise FileNotFoundError(f"--mmlu {folder}: there is no such folder")
+    return folder
+
+
+def run_tasks(
+    run: Run,
+    tasks: Sequence[str],
+    *,
+    steps: int | None = None,
+    batch_size: int = 16,
+    limit: int | None = None,
+    mmlu: Path | None = None,
+    include: Path | None = None,
+) -> TaskResults:
+    """Let the harness ask a model. ``limit`` is the most questions of a task; ``include`` is a
+    folder of further task files; ``mmlu`` one of MMLU's csv files."""
+    need("lm_eval", "--tasks")
+    from lm_eval.evaluator import evaluate
+    from lm_eval.tasks import TaskManager
+
+    from .harness import HarnessModel
+
+    ours = [task for task in tasks if is_mmlu(task)]
+    theirs = [task for task in tasks if not is_mmlu(task)]
+    manager = TaskManager(include_path=include and str(include), include_defaults=False)
+    if not set(theirs) <= set(manager.all_tasks):  # to know all of the harness's takes seconds
+        manager = TaskManager(include_path=include and str(include))
+    known = set(manager.all_tasks)
+    if unknown := [task for task in theirs if task not in known]:
+        raise ValueError(
+            f"--tasks {','.join(unknown)}: must be mmlu, mmlu_paper, mmlu_<subject>, or a task "
+            "that lm-eval knows (`lm_eval ls tasks` lists them)"
+        )
+    model = HarnessModel(run, steps=steps, batch_size=batch_size)
+    folder = mmlu_folder(mmlu) if ours else None
+    subjects = subjects_of(ours, folder)
+    try:
+        loaded = manager.load([*theirs, *mmlu_tasks(subjects, folder)])
+    except ConnectionError as error:
+        raise ValueError(
+            f"the data of --tasks {','.join(tasks)} is not on this machine and could not be "
+            f"downloaded ({error}); MMLU can come from files: --mmlu FOLDER"
+        ) from error
+    # As simple_evaluate does, which also asks git about whatever folder we are in.
+    for task in loaded["tasks"].values():
+        task.set_fewshot_seed(seed=SEED)
+        if task.get_config("num_fewshot") is None:
+            task.set_config(key="num_fewshot", value=0)
+    results = evaluate(lm=model, task_dict=loaded, limit=limit, log_samples=False)
+    return TaskResults(
+        mmlu=mmlu_result(results, subjects) if ours else None,
+        others={
+            name: readable(metrics)
+            for name, metrics in (results["results"] | results.get("groups", {})).items()
+            if name not in {f"mmlu_{subject}" for subject in subjects}
+        },
+        truncated=model.truncated,
+    )
+
+
+def mmlu_result(results: dict[str, Any], subjects: Sequence[str]) -> MMLUResult:
+    scores = {}
+    for subject in subjects:
+        asked = results["n-samples"][f"mmlu_{subject}"]["effective"]
+        accuracy = results["results"][f"mmlu_{subject}"]["acc,none"]
+        scores[subject] = Score(round(accuracy * asked), asked)
+    return MMLUResult(scores)
+
+
+def readable(metrics: dict[str, Any]) -> dict[str, dict[str, float | None]]:
+    """The harness's "acc,none" and "acc_stderr,none", taken apart."""
+    values: dict[str, float | None] = {}
+    errors: dict[str, float | None] = {}
+    for key, value in metrics.items():
+        metric, comma, filtered = key.partition(",")
+        if not comma:
+            continue
+        name = metric.removesuffix("_stderr") + ("" if filtered == "none" else f" ({filtered})")
+        is_number = isinstance(value, int | float)
+        (errors if metric.endswith("_stderr") else values)[name] = value if is_number else None
+    return {"metrics": values, "stderr": errors}

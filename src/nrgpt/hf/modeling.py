@@ -1,0 +1,300 @@
+"""NRGPTModel and NRGPTForCausalLM: nrgpt's LanguageModel behind transformers' interface.
+
+Nothing is computed here. Padding is moved out of the way before LanguageModel sees a text.
+"""
+
+import importlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+from transformers import GenerationMixin, PreTrainedModel
+from transformers.utils import ModelOutput
+
+from ..config import suggestion
+from ..kernels.loss import IGNORED_TARGET, plain_loss
+from ..model import LanguageModel
+from .configuration import NRGPTConfig
+from .padding import Aligned, align
+from .past import NRGPTCache
+from .weights import align_memory, check_folder
+
+
+@dataclass
+class NRGPTOutput(ModelOutput):
+    """``energies`` are those of the final state, by name, each (batch, tokens), 0 for padding.
+    ``hidden_states`` are x before the first step and after each one; ``last_hidden_state`` is the
+    last of them after the final norm, which the head reads."""
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    last_hidden_state: Tensor | None = None
+    past_key_values: NRGPTCache | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    energies: dict[str, Tensor] | None = None
+
+
+class NRGPTPreTrainedModel(PreTrainedModel):
+    config_class = NRGPTConfig
+    base_model_prefix = "language_model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["EnergyBlock", "SequentialBlock", "ParallelBlock"]  # noqa: RUF012
+    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+
+    def __init__(self, config: NRGPTConfig):
+        super().__init__(config)
+        self.language_model = LanguageModel(config.model_config())
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """LanguageModel has initialised itself."""
+
+    @classmethod
+    def from_pretrained(  # type: ignore[override]
+        cls, name: Any, *arguments: Any, **options: Any
+    ) -> Any:
+        """As ever; but pickle files are refused, and so are weights that do not fit."""
+        if options.get("use_safetensors") is False:
+            raise ValueError("use_safetensors = False: pickle files are never opened")
+        options |= {"use_safetensors": True}
+        check_folder(name, options.get("subfolder") or "", options.get("variant"))
+        wants_report = options.pop("output_loading_info", False)
+        loaded: Any = super().from_pretrained(name, *arguments, output_loading_info=True, **options)
+        model, report = loaded
+        kinds = ("missing", "unexpected", "mismatched")
+        faults = {kind: sorted(map(str, report[f"{kind}_keys"])) for kind in kinds}
+        if any(faults.values()):
+            said = "; ".join(f"{kind}: {', '.join(k)}" for kind, k in faults.items() if k)
+            raise ValueError(f"the weights in {name} do not fit their config.json; {said}")
+        align_memory(model)
+        return (model, report) if wants_report else model
+
+    def save_pretrained(  # type: ignore[override]
+        self, save_directory: str | os.PathLike, **options: Any
+    ) -> None:
+        """With the code that ``trust_remote_code`` needs. (Of a model that was loaded by means of
+        such code, transformers itself copies the files.)"""
+        super().save_pretrained(save_directory, **options)
+        if __name__.startswith("nrgpt.") and options.get("is_main_process", True):
+            importlib.import_module("nrgpt.hf.code").write_code(Path(save_directory))
+
+    def _set_gradient_checkpointing(  # type: ignore[override]
+        self, enable: bool = True, **_: Any
+    ) -> None:
+        self.gradient_checkpointing = self.language_model.checkpoint_steps = enable
+
+    def enable_input_require_grads(self) -> None:
+        """Not needed: steps are checkpointed without re-entering autograd."""
+
+    def disable_input_require_grads(self) -> None:
+        """The same."""
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The token embedding as a module, for tools that look at its weight."""
+        tokens = self.language_model.tokens
+        return nn.Embedding.from_pretrained(tokens.detach())
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        raise ValueError(
+            "the vocabulary of an NRGPT is fixed: make a model with another vocab_size"
+        )
+
+    def get_output_embeddings(self) -> None:
+        return None
+
+    def run(
+        self,
+        input_ids: Tensor | None,
+        attention_mask: Tensor | None,
+        past: NRGPTCache | None,
+        use_cache: bool | None,
+        num_steps: int | None,
+        output_energies: bool | None,
+        output_hidden_states: bool | None,
+    ) -> tuple[Tensor, Aligned, NRGPTOutput]:
+        """The final state x, how its tokens were aligned, and an output without logits."""
+        model = self.language_model
+        if input_ids is None or input_ids.dim() != 2 or 0 in input_ids.shape:
+            shape = None if input_ids is None else tuple(input_ids.shape)
+            raise ValueError(f"input_ids has shape {shape}; it must be (batch, tokens), not empty")
+        if past is None and use_cache:
+            past = NRGPTCache(model.cfg.context)
+        seen = 0 if past is None else past.columns
+        if attention_mask is not None and attention_mask.shape != (
+            wanted := (len(input_ids), seen + input_ids.shape[1])
+        ):
+            raise ValueError(
+                f"attention_mask has shape {tuple(attention_mask.shape)}; it must have {wanted}: "
+                "0 for padding, 1 for text, those in the cache included"
+            )
+        aligned = align(input_ids, attention_mask)
+        self.check_lengths(aligned, past)
+        wants_states = self.config.output_hidden_states
+        if output_hidden_states is not None:
+            wants_states = output_hidden_states
+        if past is not None:
+            if wants_states or output_energies:
+                raise ValueError(
+                    "output_energies and output_hidden_states look at a whole text: use_cache=False"
+                )
+            return self.extend(aligned, past, num_steps), aligned, NRGPTOutput(past_key_values=past)
+        states: list[Tensor] = []
+        for x in model.states(aligned.idx, steps=num_steps):
+            states = [*states, x] if wants_states else [x]  # the last one counts
+        output = NRGPTOutput()
+        if wants_states:
+            output.hidden_states = tuple(map(aligned.back, states))
+        if output_energies:
+            output.energies = {
+                name: aligned.back(energy) for name, energy in model.energies(x).items()
+            }
+        return x, aligned, output
+
+    def check_lengths(self, aligned: Aligned, past: NRGPTCache | None) -> None:
+        """Every text has a token, and none starts longer than the context."""
+        starts = past is None or past.columns == 0
+        before = [0] * len(aligned.counts) if past is None or starts else past.keys.lengths
+        if len(before) != len(aligned.counts):
+            raise ValueError(f"input_ids has {len(aligned.counts)} rows; the cache {len(before)}")
+        lengths = [n + more for n, more in zip(before, aligned.counts, strict=True)]
+        if 0 in lengths:
+            raise ValueError(
+                f"row {lengths.index(0)} of input_ids is all padding: every text must hold at "
+                "least one token"
+            )
+        context = self.language_model.cfg.context
+        if starts and max(lengths) > context:
+            raise ValueError(
+                f"a text of {max(lengths)} tokens is longer than this model's context of {context}"
+            )
+
+    def extend(self, aligned: Aligned, past: NRGPTCache, num_steps: int | None) -> Tensor:
+        """The last states of the tokens that follow those in the cache."""
+        model = self.language_model
+        steps = model.check_steps(num_steps)
+        if past.columns and past.steps != steps:
+            raise ValueError(f"num_steps = {steps}: the cache was filled with {past.steps} steps")
+        past.steps = steps
+        prepared = past.prepared
+        if prepared is None:
+            prepared = model.prepare()
+            if not torch.is_grad_enabled():  # else the weights may change between two calls
+                past.prepared = prepared
+        rows = aligned.idx.tolist()
+        new = [row[:count] for row, count in zip(rows, aligned.counts, strict=True)]
+        if not past.append(new, (aligned.idx if aligned.real is None else aligned.real).shape[1]):
+            x = model.extend(aligned.idx, past.keys, prepared, steps=steps)
+            past.keys.end(aligned.counts)
+            return x
+        past.forget_keys()
+        lengths = torch.tensor([len(text) for text in past.texts], device=self.device)
+        whole = pad_sequence([torch.tensor(text) for text in past.texts], batch_first=True)
+        x = model.extend(whole.to(self.device), past.keys, prepared, steps=steps)
+        past.keys.end(lengths.tolist())
+        first = lengths - torch.tensor(aligned.counts, device=self.device)
+        places = first[:, None] + torch.arange(aligned.idx.shape[1], device=self.device)
+        return x.gather(1, places.clamp(max=x.shape[1] - 1)[..., None].expand(-1, -1, x.shape[2]))
+
+
+class NRGPTModel(NRGPTPreTrainedModel):
+    """Without a head: ``last_hidden_state`` is what the head would read."""
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: NRGPTCache | None = None,
+        use_cache: bool | None = None,
+        num_steps: int | None = None,
+        output_energies: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        **others: Any,
+    ) -> NRGPTOutput | tuple[Any, ...]:
+        check_others(others)
+        x, aligned, output = self.run(
+            input_ids,
+            attention_mask,
+            past_key_values,
+            use_cache,
+            num_steps,
+            output_energies,
+            output_hidden_states,
+        )
+        output.last_hidden_state = aligned.back(self.language_model.final_norm(x))
+        return output.to_tuple() if return_dict is False else output
+
+
+class NRGPTForCausalLM(NRGPTPreTrainedModel, GenerationMixin):
+    """The language model. ``labels`` are shifted inside: labels = input_ids is right."""
+
+    def _prepare_cache_for_generation(  # type: ignore[override]
+        self, generation_config: Any, model_kwargs: dict[str, Any], *others: Any
+    ) -> None:
+        """generate starts with our cache: its own have no place for the steps of one block."""
+        if generation_config.cache_implementation is not None:
+            raise ValueError(
+                f"cache_implementation = {generation_config.cache_implementation!r}: an NRGPT has "
+                "a cache of its own; leave it at None"
+            )
+        if model_kwargs.get("past_key_values") is None and generation_config.use_cache:
+            model_kwargs["past_key_values"] = NRGPTCache(self.language_model.cfg.context)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: NRGPTCache | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        num_steps: int | None = None,
+        output_energies: bool | None = None,
+        output_hidden_states: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        return_dict: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **others: Any,
+    ) -> NRGPTOutput | tuple[Any, ...]:
+        """``num_steps`` inference steps, as trained if None. ``logits_to_keep``: the last so many
+        tokens (0: all) or these; ``labels`` need them all."""
+        check_others(others)
+        x, aligned, output = self.run(
+            input_ids,
+            attention_mask,
+            past_key_values,
+            use_cache,
+            num_steps,
+            output_energies,
+            output_hidden_states,
+        )
+        x = aligned.back(x)
+        if labels is None and isinstance(logits_to_keep, Tensor):
+            x = x[:, logits_to_keep]
+        elif labels is None and logits_to_keep:
+            x = x[:, -logits_to_keep:]
+        output.logits = self.language_model.readout(x)
+        if labels is not None:
+            targets = F.pad(labels[:, 1:], (0, 1), value=IGNORED_TARGET)
+            if aligned.real is not None:  # nothing predicts the first token of a padded text
+                targets = targets.masked_fill(~aligned.real, IGNORED_TARGET)
+            output.loss = plain_loss(output.logits, targets)
+            if num_items_in_batch is not None:  # of several batches whose losses will be summed
+                output.loss = output.loss * (targets != IGNORED_TARGET).sum() / num_items_in_batch
+        return output.to_tuple() if return_dict is False else output
+
+
+def check_others(others: dict[str, Any]) -> None:
+    """Arguments that would be without effect are errors, unless they ask for nothing."""
+    known = ("input_ids", "attention_mask", "labels", "num_steps", "output_energies", "use_cache")
+    for name, value in others.items():
+        if value is None or value is False:
+            continue
+        if name == "position_ids":
+            raise ValueError("position_ids: positions count from the first token of attention_mask")
+        raise ValueError(f"forward() has no argument {name!r}{suggestion(name, known)}")

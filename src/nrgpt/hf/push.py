@@ -1,0 +1,51 @@
+"""A run onto the Hugging Face Hub."""
+
+import tempfile
+from pathlib import Path
+
+from huggingface_hub import HfApi, get_token
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+
+from ..runs import load_run
+from .export import export_run
+
+HTTP_ERROR: type[Exception] = next(
+    base
+    for base in HfHubHTTPError.__mro__
+    if base.__name__ == "HTTPError" and issubclass(base, Exception)
+)
+"""Of the HTTP library that huggingface_hub happens to use: no connection, no answer, and so on."""
+
+
+class HubError(ValueError):
+    """What kept a run from the Hub, and the way out."""
+
+
+def push_run(run: Path, repo: str, *, private: bool = False, step: int | None = None) -> str:
+    """Export a run and upload it to the repository ``repo`` (owner/name), which is made if need
+    be. Returns its address."""
+    loaded = load_run(run, step)
+    api = HfApi()
+    if get_token() is None:
+        raise HubError(
+            "not logged in to the Hugging Face Hub: run `hf auth login`, or set HF_TOKEN"
+        )
+    try:
+        address = api.create_repo(repo, private=private, exist_ok=True)
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = export_run(loaded, Path(temporary) / "export", name=address.repo_id)
+            api.upload_folder(
+                repo_id=address.repo_id,
+                folder_path=folder,
+                commit_message=f"nrgpt run at step {loaded.step}",
+            )
+    except HFValidationError as error:
+        raise HubError(f"repo = {repo!r}: must be NAME or OWNER/NAME ({error})") from error
+    except OfflineModeIsEnabled as error:
+        raise HubError(f"the Hub is switched off by HF_HUB_OFFLINE ({error})") from error
+    except HfHubHTTPError as error:
+        said = error.server_message or str(error)
+        raise HubError(f"repo = {repo!r}: the Hub refused ({said.strip()})") from error
+    except HTTP_ERROR as error:
+        raise HubError(f"the Hub cannot be reached: {error}") from error
+    return str(address)
