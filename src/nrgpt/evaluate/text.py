@@ -175,16 +175,22 @@ def load_measures(judge: str | None, device: str = "cpu") -> dict[str, Measure]:
 
 
 def judged_perplexity(judge: str, device: str = "cpu") -> Measure:
-    """Perplexity under a causal language model of transformers: its name on the Hub, or a folder.
+    """Perplexity under a causal language model of transformers: its name on the Hub, a folder, or a
+    .gguf file (which needs the packages gguf and accelerate).
 
     exp of the mean loss over the text's tokens but the first, and over no more than the judge's
-    context. Weights are read from safetensors only.
+    context. Weights are read from safetensors or gguf only.
     """
     transformers = need("transformers", "perplexity under a judge")
+    where: str = judge
+    options: dict[str, Any] = {}
+    if judge.endswith(".gguf"):
+        where, options = str(Path(judge).parent), {"gguf_file": Path(judge).name}
+    weights = options or {"use_safetensors": True}
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(judge)
-        model = transformers.AutoModelForCausalLM.from_pretrained(judge, use_safetensors=True)
-    except (OSError, ValueError) as error:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(where, **options)
+        model = transformers.AutoModelForCausalLM.from_pretrained(where, **weights)
+    except (ImportError, OSError, ValueError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise ValueError(
             f"judge = {judge!r} could not be loaded ({reason}); name a causal language model of "
