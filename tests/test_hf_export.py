@@ -206,6 +206,25 @@ def test_pickles_are_refused_and_never_opened(copied):
     assert not os.path.exists("opened")
 
 
+@pytest.mark.parametrize("file", ["w.bin", "../w.safetensors"])
+def test_an_index_may_name_nothing_but_safetensors(copied, file):
+    (copied / "model.safetensors").unlink()
+    (copied / "w.bin").write_bytes(pickle.dumps(Malicious()))
+    index = {"metadata": {}, "weight_map": {"language_model.tokens": file}}
+    (copied / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match=rf"names '{file}': only safetensors"):
+        AutoModelForCausalLM.from_pretrained(copied)
+    (copied / "model.safetensors.index.json").write_text("[]")
+    with pytest.raises(ValueError, match="is no index of weights"):
+        AutoModelForCausalLM.from_pretrained(copied)
+    assert not os.path.exists("opened")
+
+
+def test_exports_of_listops_answer_greedily(copied):
+    config = json.loads((copied / "generation_config.json").read_text())
+    assert config["do_sample"] is False
+
+
 def test_code_in_a_folder_is_not_run_where_nrgpt_is_installed(copied):
     for name in ("configuration_nrgpt", "modeling_nrgpt"):
         (copied / f"{name}.py").write_text("import os\nos.mkdir('opened')\n")

@@ -1,6 +1,7 @@
 """Hugging Face's GPT-2 and our GPT baseline are one and the same."""
 
 import dataclasses
+import json
 
 import pytest
 import torch
@@ -52,6 +53,17 @@ def test_a_gpt_without_biases():
     model = randomised(config(block="gpt")).float()
     idx = torch.randint(11, (3, 13))
     assert (to_gpt2(model)(idx).logits - model(idx)[0]).abs().max() < 1e-5
+
+
+def test_weights_that_do_not_fit_their_config(tmp_path):
+    gpt2().save_pretrained(tmp_path)  # two layers
+    config = tmp_path / "config.json"
+    for layers, kind in ((3, "missing_keys"), (1, "unexpected_keys")):
+        config.write_text(json.dumps({**json.loads(config.read_text()), "n_layer": layers}))
+        with pytest.raises(ValueError, match=f"do not fit the config: .*{kind}"):
+            from_gpt2(tmp_path)
+    with pytest.raises(ValueError, match="GPT2Model has no head"):
+        from_gpt2(gpt2().transformer)
 
 
 def test_from_a_folder(tmp_path):

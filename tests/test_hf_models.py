@@ -285,3 +285,13 @@ def test_an_empty_prompt_starts_with_the_first_token():
     wrapper.generation_config = GenerationConfig(bos_token_id=4)
     new = wrapper.generate(max_new_tokens=3, **GREEDY)
     assert new[0].tolist() == [4, *model.generate([[4]], max_new_tokens=3)[0]]
+
+
+def test_a_batch_with_nothing_to_predict_adds_nothing():
+    """As Trainer asks for it, which sums the losses of several batches."""
+    _, wrapper = small()
+    idx = torch.randint(11, (2, 7))
+    nothing = torch.full_like(idx, -100)
+    assert wrapper(idx, labels=nothing, num_items_in_batch=12).loss == 0
+    mean = wrapper(idx, labels=idx).loss
+    assert torch.allclose(wrapper(idx, labels=idx, num_items_in_batch=24).loss, mean / 2)

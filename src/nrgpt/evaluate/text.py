@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from rich.progress import track
 from rich.table import Table
 
+from ..hf.weights import check_folder
 from .extras import need
 from .grammar import Grammar, grammar, sentences
 
@@ -188,6 +189,8 @@ def judged_perplexity(judge: str, device: str = "cpu") -> Measure:
         where, options = str(Path(judge).parent), {"gguf_file": Path(judge).name}
     weights = options or {"use_safetensors": True}
     try:
+        if not options:
+            check_folder(judge)
         tokenizer = transformers.AutoTokenizer.from_pretrained(where, **options)
         model = transformers.AutoModelForCausalLM.from_pretrained(where, **weights)
     except (ImportError, OSError, ValueError) as error:

@@ -52,6 +52,8 @@ With nrgpt installed, `import nrgpt` instead of `trust_remote_code=True` will do
 ```bibtex
 @inproceedings{{nrgpt,
   title = {{{{NRGPT}}: An Energy-based Alternative for {{GPT}}}},
+  author = {{Dehmamy, Nima and Hoover, Benjamin and Saha, Bishwajit and Kozachkov, Leo and
+            Slotine, Jean-Jacques and Krotov, Dmitry}},
   booktitle = {{International Conference on Learning Representations (ICLR)}},
   year = {{2026}},
 }}
@@ -140,7 +142,7 @@ def facts(run: Run) -> dict[str, str]:
             "numbers never met together in training"
             if run.cfg.data.listops.held_out
             else f"{100 * accuracy['accuracy']:.2f} % of {accuracy['total']:,} new expressions"
-        )
+        ) + f" (at the end of the run, step {result['step']:,})"
     return found
 
 

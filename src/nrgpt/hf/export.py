@@ -63,7 +63,7 @@ def wrapped(model: LanguageModel, tokenizer: Tokenizer | None = None) -> NRGPTFo
 
 
 def special_tokens(tokenizer: Tokenizer) -> dict[str, Any]:
-    """What generation starts an empty prompt with, and what ends a text."""
+    """What generation starts an empty prompt with, what ends a text, and whether to sample."""
     if isinstance(tokenizer, GPT2Tokenizer):
         names = ("bos_token_id", "eos_token_id", "pad_token_id")
         return dict.fromkeys(names, tokenizer.end_of_text)
@@ -71,7 +71,8 @@ def special_tokens(tokenizer: Tokenizer) -> dict[str, Any]:
         return {}
     if END in tokenizer.number:
         names = ("bos_token_id", "eos_token_id", "pad_token_id")
-        return dict.fromkeys(names, tokenizer.number[END])
+        # transformers' pipeline samples unless told otherwise, and an answer is no matter of taste.
+        return {**dict.fromkeys(names, tokenizer.number[END]), "do_sample": False}
     return {"bos_token_id": tokenizer.number.get("\n", 0)}
 
 

@@ -28,16 +28,27 @@ ATTENTION, FEEDFORWARD = "attn.c_attn", ("mlp.c_fc", "mlp.c_proj")
 
 def from_gpt2(source: "GPT2LMHeadModel | str | PathLike[str]") -> LanguageModel:
     """A LanguageModel with the weights of a GPT-2: a model, a folder or a name on the Hub."""
-    if isinstance(source, str | PathLike):
-        from transformers import GPT2LMHeadModel
-
-        check_folder(source)
-        source = GPT2LMHeadModel.from_pretrained(source, use_safetensors=True)
-    cfg = our_config(source.config)
-    theirs = dict(source.state_dict())
+    gpt2: Any = loaded(source) if isinstance(source, str | PathLike) else source
+    if not hasattr(gpt2, "lm_head"):
+        raise ValueError(f"{type(gpt2).__name__} has no head; give a GPT2LMHeadModel")
+    cfg = our_config(gpt2.config)
+    theirs = dict(gpt2.state_dict())
     model = LanguageModel(cfg).to(theirs["transformer.wte.weight"].dtype)
     model.load_state_dict(ours_of(theirs, cfg))
-    return model.train(source.training)
+    return model.train(gpt2.training)
+
+
+def loaded(source: "str | PathLike[str]") -> Any:
+    from transformers import GPT2LMHeadModel
+
+    check_folder(source)
+    gpt2, found = GPT2LMHeadModel.from_pretrained(
+        source, use_safetensors=True, output_loading_info=True
+    )
+    wrong = {kind: sorted(map(str, names)) for kind, names in found.items() if names}
+    if wrong:  # transformers would go on with random weights, or without some of these
+        raise ValueError(f"{source}: the weights do not fit the config: {wrong}")
+    return gpt2
 
 
 def to_gpt2(model: LanguageModel) -> "GPT2LMHeadModel":

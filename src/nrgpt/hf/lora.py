@@ -38,18 +38,22 @@ class ByLinear(nn.Module):
         return self.linear(identity).T.reshape(self.shape)
 
 
-def as_linear(model: Model, names: Collection[str] = ("W_Q", "W_K", "W_V", "W_P", "J")) -> Model:
-    """The model, changed in place: its matrices with one of these names are ready for LoRA."""
+def as_linear(model: Model, names: Collection[str] | None = None) -> Model:
+    """The model, changed in place: its matrices with these names (those of the attention, unless
+    named) are ready for LoRA."""
     matrices = {
         (module, name)
         for module in model.modules()
         for name, p in module.named_parameters(recurse=False)
         if p.dim() >= 2
     }
+    known = {name for _, name in matrices}
+    if names is None:
+        names = known & {"W_Q", "W_K", "W_V", "W_P", "J"}
+    for name in names:
+        if name not in known:
+            raise ValueError(f"no matrix is called {name!r}{suggestion(name, known)}")
     chosen = [(module, name) for module, name in matrices if name in names]
-    if not chosen:
-        known = {name for _, name in matrices}
-        raise ValueError(f"no matrix has a name among {sorted(names)}{suggestion('', known)}")
     for module, name in chosen:
         parametrize.register_parametrization(module, name, ByLinear(getattr(module, name)))
     return model

@@ -63,7 +63,8 @@ class NRGPTPreTrainedModel(PreTrainedModel):
         if options.get("use_safetensors") is False:
             raise ValueError("use_safetensors = False: pickle files are never opened")
         options |= {"use_safetensors": True}
-        check_folder(name, options.get("subfolder") or "", options.get("variant"))
+        subfolder, variant = options.get("subfolder") or "", options.get("variant")
+        check_folder(name, subfolder, variant, options.get("revision"))
         wants_report = options.pop("output_loading_info", False)
         loaded: Any = super().from_pretrained(name, *arguments, output_loading_info=True, **options)
         model, report = loaded
@@ -283,9 +284,11 @@ class NRGPTForCausalLM(NRGPTPreTrainedModel, GenerationMixin):
             targets = F.pad(labels[:, 1:], (0, 1), value=IGNORED_TARGET)
             if aligned.real is not None:  # nothing predicts the first token of a padded text
                 targets = targets.masked_fill(~aligned.real, IGNORED_TARGET)
-            output.loss = plain_loss(output.logits, targets)
-            if num_items_in_batch is not None:  # of several batches whose losses will be summed
-                output.loss = output.loss * (targets != IGNORED_TARGET).sum() / num_items_in_batch
+            if num_items_in_batch is None:
+                output.loss = plain_loss(output.logits, targets)
+            else:  # of several batches, some of which may have nothing to predict, to be summed
+                total = plain_loss(output.logits, targets, reduction="sum")
+                output.loss = total / num_items_in_batch
         return output.to_tuple() if return_dict is False else output
 
 

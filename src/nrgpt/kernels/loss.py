@@ -18,11 +18,16 @@ CHUNK = 2**25
 """Logits made at a time by the chunked version."""
 
 
-def plain_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy, in at least float32: a sum over a large vocabulary does not survive
+def plain_loss(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+    """Cross-entropy, in at least float32: a sum over a large vocabulary does not survive
     bfloat16."""
     precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return F.cross_entropy(precise.flatten(0, -2), targets.flatten(), ignore_index=IGNORED_TARGET)
+    return F.cross_entropy(
+        precise.flatten(0, -2),
+        targets.flatten(),
+        ignore_index=IGNORED_TARGET,
+        reduction=reduction,
+    )
 
 
 def head_loss(h: Tensor, head: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
