@@ -42,9 +42,10 @@ def loaded(source: "str | PathLike[str]") -> Any:
     from transformers import GPT2LMHeadModel
 
     check_folder(source)
-    gpt2, found = GPT2LMHeadModel.from_pretrained(
+    both: Any = GPT2LMHeadModel.from_pretrained(
         source, use_safetensors=True, output_loading_info=True
     )
+    gpt2, found = both
     wrong = {kind: sorted(map(str, names)) for kind, names in found.items() if names}
     if wrong:  # transformers would go on with random weights, or without some of these
         raise ValueError(f"{source}: the weights do not fit the config: {wrong}")
