@@ -61,7 +61,10 @@ def test_numbers_of_numpy_become_python_numbers():
 
 def test_other_blocks_leave_what_they_do_not_read():
     """A comparison may change ``block`` and nothing else."""
-    ModelConfig(block="gpt", feedforward="memory", potential="softplus", rate="gamma")
+    fields = {"feedforward": "memory", "potential": "softplus", "rate": "gamma", "rate_scale": 0.5}
+    assert ModelConfig(block="gpt", **fields) != ModelConfig(block="nrgpt", **fields)
+    with pytest.raises(ValueError, match="potential = 'softplus': must be left alone"):
+        ModelConfig(block="nrgpt", **{**fields, "feedforward": "ff1"})
 
 
 def test_full_coupling_does_not_split_the_width():

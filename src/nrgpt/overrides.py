@@ -40,13 +40,14 @@ def replace(cfg: Config, changes: dict[str, Any]) -> Config:
 
 
 def parse(text: str) -> Any:
-    """A number, None, True, False or a tuple as Python writes it; otherwise the text itself."""
+    """A number, None, True, False or a tuple as Python writes it; otherwise the text itself.
+    (literal_eval reads literals alone and calls nothing.)"""
     words = {"true": True, "false": False, "none": None}
     if text.lower() in words:
         return words[text.lower()]
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
         return text
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -30,12 +30,12 @@ class Step:
         device: torch.device,
         *,
         compile: bool = False,
-        optimiser: str = "adamw",
+        optimiser: Literal["adamw", "muon"] = "adamw",
     ):
         cfg = model.cfg
         self.model = model.to(device)
         self.called: Any = torch.compile(self.model) if compile else self.model
-        settings = OptimiserConfig(name=optimiser)  # type: ignore[arg-type]
+        settings = OptimiserConfig(name=optimiser)
         self.optimisers = make_optimisers(self.model, settings, device)
         text = torch.randint(cfg.vocab_size, (batch, cfg.context + 1), device=device)
         self.idx, self.targets = text[:, :-1].contiguous(), text[:, 1:].contiguous()

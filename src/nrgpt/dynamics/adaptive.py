@@ -5,6 +5,7 @@ with it: the prompt is computed as trained, then each new token stops when its r
 later tokens see it where it rests for all further steps.
 """
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -13,10 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..cache import Cache
-from ..energy.total import read
 from ..generate import Decoder, evaluating
 from ..model import IGNORED_TARGET, LanguageModel
-from .field import Look
+from .field import look_among
 from .relax import Sight, Stop, relax
 
 
@@ -115,7 +115,8 @@ def extend_adaptively(
     for the slowest; those that have arrived stay where they are."""
     steps = model.check_steps(steps)
     block = model.energy_block
-    terms = [(term, term.readout()) for _, term in block.energy.named_terms()]
+    prepared = block.prepare()
+    terms = [(folded.term, folded.readout) for folded in prepared]
     eye = torch.eye(model.cfg.width, dtype=model.tokens.dtype, device=idx.device)
     eta = block.rate.fold(eye, block.norm)
     rows, tokens = idx.shape
@@ -126,31 +127,16 @@ def extend_adaptively(
     held, taken = torch.zeros_like(idx), torch.zeros_like(idx)
     before: Sight | None = None
     for t in range(steps):
-        g = block.norm(x)
-        energy, force = torch.zeros_like(g[..., 0]), torch.zeros_like(g)
-        for slot, (term, readout) in enumerate(terms):
-            z = read(readout, g)
-            keys = term.keys(z, g)
-            if keys is None:
-                own, on_z = term.energy(z, None), term.force(z, None)
-            else:
-                kept = cache.put(t, slot, keys)
-                if bool(arrived.all()):
-                    continue  # nobody moves any more: only the keys of the later steps are missing
-                own = term.energy_among(z, keys, kept, cache.seen)
-                on_z = term.force_among(z, keys, kept, cache.seen)
-            R, _, h = readout
-            energy = energy + own
-            force = force + (on_z if R is None else on_z @ R[: term.written])
-            if h is not None:
-                energy, force = energy - g @ h, force + h
-        if bool(arrived.all()):
+        if bool(arrived.all()):  # nobody moves any more: only the keys of later steps are missing
+            block.keep(x, t, prepared, cache)
             continue
+        put = functools.partial(cache.put, t)
+        look = look_among(terms, block.norm(x), put, cache.seen)
         log_p = model.readout(x).log_softmax(-1) if stop.reads_out else None
-        now = Sight(Look(g, energy, force), log_p)
+        now = Sight(look, log_p)
         held = torch.where(stop.holds(before, now), held + 1, 0)
         arrived = arrived | ((held >= stop.patience) & (t >= stop.minimum))
-        update = block.rate.apply_step(F.linear(force, eta), t, x, block.norm)
+        update = block.rate.apply_step(F.linear(look.force, eta), t, x, block.norm)
         x = torch.where(arrived.unsqueeze(-1), x, x + update)
         taken = torch.where(arrived, taken, t + 1)
         before = now

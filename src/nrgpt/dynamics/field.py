@@ -5,6 +5,7 @@ rest (their keys stay as they are), and a token can be tried at another place wi
 noticing. That takes the strict mask, B < A: a token that is its own key would notice itself.
 """
 
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..cache import Seen
-from ..energy import AttentionEnergy
+from ..energy import AttentionEnergy, EnergyTerm, Readout
 from ..energy.total import Extra, read
 from ..model import LanguageModel
 
@@ -79,25 +80,13 @@ class Field:
 
     def look(self, x: Tensor) -> Look:
         """At the tokens aimed at, where they are in x."""
-        g = self.block.norm(x)
-        force = torch.zeros_like(g)
-        for slot, (term, readout) in enumerate(self.terms):
-            R, _, h = readout
-            z = read(readout, g)
-            keys = term.keys(z, g)
-            if keys is None:
-                on_z = term.force(z, None)
-            else:
-                on_z = term.force_among(z, keys, self.kept[slot], self.seen)
-            force = force + (on_z if R is None else on_z @ R[: term.written])
-            force = force if h is None else force + h
-        return Look(g, self.energy_at(g), force)
+        return look_among(
+            self.terms, self.block.norm(x), lambda slot, _: self.kept[slot], self.seen
+        )
 
     def energy(self, x: Tensor) -> Tensor:
-        """Of the tokens aimed at, where they are in x: (batch, tokens)."""
-        return self.energy_at(self.block.norm(x))
-
-    def energy_at(self, g: Tensor) -> Tensor:
+        """Of the tokens aimed at, where they are in x: (batch, tokens). Cheaper than a look."""
+        g = self.block.norm(x)
         energy = torch.zeros_like(g[..., 0])
         for slot, (term, readout) in enumerate(self.terms):
             z = read(readout, g)
@@ -113,3 +102,28 @@ class Field:
         """-eta dE/dg at step t: what a plain step adds to x."""
         update = F.linear(look.force, self.eta)
         return self.block.rate.apply_step(update, t, x, self.block.norm)
+
+
+def look_among(
+    terms: Sequence[tuple[EnergyTerm, Readout]],
+    g: Tensor,
+    kept: Callable[[int, Tensor], Tensor],
+    seen: Seen,
+) -> Look:
+    """At tokens among kept keys: ``kept(number of the term, their own)`` gives those of all."""
+    energy, force = torch.zeros_like(g[..., 0]), torch.zeros_like(g)
+    for slot, (term, readout) in enumerate(terms):
+        R, _, h = readout
+        z = read(readout, g)
+        keys = term.keys(z, g)
+        if keys is None:
+            own, on_z = term.energy(z, None), term.force(z, None)
+        else:
+            others = kept(slot, keys)
+            own = term.energy_among(z, keys, others, seen)
+            on_z = term.force_among(z, keys, others, seen)
+        energy = energy + own
+        force = force + (on_z if R is None else on_z @ R[: term.written])
+        if h is not None:
+            energy, force = energy - g @ h, force + h
+    return Look(g, energy, force)

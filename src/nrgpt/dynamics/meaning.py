@@ -11,12 +11,10 @@ from ..config import check
 from ..model import LanguageModel
 from .trajectory import trajectory
 
-PLAIN = ("entropy", "surprise at itself")
-"""Signals that need no energy: the readout's entropy, and minus its largest log-probability."""
-
 
 def signals(model: LanguageModel, idx: Tensor, *, steps: int | None = None) -> dict[str, Tensor]:
-    """Numbers for each token, (batch, tokens), none of which knows the next token.
+    """Numbers for each token, (batch, tokens), none of which knows the next token. The last two,
+    the readout's entropy and minus its largest log-probability, need no energy: the yardstick.
 
     >>> import nrgpt, torch
     >>> from nrgpt.dynamics.meaning import signals

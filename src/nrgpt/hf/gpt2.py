@@ -17,7 +17,7 @@ from .weights import check_folder
 if TYPE_CHECKING:
     from transformers import GPT2LMHeadModel
 
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, Any] = {
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu": "gelu",
@@ -80,7 +80,7 @@ def our_config(theirs: Any) -> ModelConfig:
         heads=theirs.n_head,
         steps=theirs.n_layer,
         beta=None if theirs.scale_attn_weights else 1.0,
-        activation=ACTIVATIONS[theirs.activation_function],  # type: ignore[arg-type]
+        activation=ACTIVATIONS[theirs.activation_function],
         hidden_factor=hidden // theirs.n_embd,
         bias=True,
         attention_bias=True,
