@@ -8,7 +8,7 @@ from nrgpt.dynamics.descent import check_descent
 from nrgpt.presets import PRESETS
 from nrgpt.train import loop
 from tests.models import config, randomised
-from tests.test_training import debug, final_weights, same
+from tests.runs import debug, final_weights, same
 
 CERTIFIED = {"feedforward": "memory", "rate": "gamma_per_step", "learn_alpha": False}
 

@@ -15,7 +15,7 @@ from nrgpt.train.faults import TrainingError
 from nrgpt.train.optim import make_optimisers, set_rate
 from nrgpt.train.packed_step import PackedStep, orthogonalised
 from tests.models import BLOCKS, config, randomised, relative
-from tests.test_training import debug, final_weights, losses, same
+from tests.runs import debug, final_weights, losses, same
 
 VARIANTS = [
     {},

@@ -1,0 +1,58 @@
+"""Small runs for tests, in this process or in one of their own."""
+
+import json
+import subprocess
+import sys
+import time
+
+import torch
+from safetensors.torch import load_file
+
+from nrgpt.overrides import override
+from nrgpt.presets import PRESETS
+from nrgpt.train.checkpoint import newest_valid
+from nrgpt.train.config import TrainConfig
+
+
+def debug(*overrides: str) -> TrainConfig:
+    return override(PRESETS["debug"](), overrides)
+
+
+def final_weights(run):
+    newest, _ = newest_valid(run / "checkpoints")
+    assert newest is not None
+    # load_file maps the file into memory: copies outlive what tests do to it.
+    return {name: w.clone() for name, w in load_file(newest / "model.safetensors").items()}
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "nrgpt", *arguments]
+
+
+def run_cli(*arguments: str, code: int = 0) -> subprocess.CompletedProcess:
+    done = subprocess.run(
+        command(*arguments), capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def same(a, b) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+
+
+def losses(run):
+    """Everything in metrics.jsonl but how fast it was."""
+    timed = ("tokens_per_second", "mfu")
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k not in timed} for line in lines]
+
+
+def wait_for_step(run, step, process):
+    for _ in range(600):
+        path = run / "metrics.jsonl"
+        if path.exists() and f'"step": {step}' in path.read_text():
+            return
+        assert process.poll() is None, "ended before it was stopped"
+        time.sleep(0.05)
+    raise AssertionError(f"step {step} never came")
