@@ -4,7 +4,10 @@ import pytest
 import torch
 
 from nrgpt.dynamics.field import Field
-from nrgpt.dynamics.regularise import Bounded, Says, Toward, concept_vector
+from nrgpt.dynamics.regularise import Bounded, Says, Toward, concept_vector, telling_steps
+from nrgpt.dynamics.relax import relax
+from nrgpt.dynamics.schedules import cosine, linear, switch_on
+from nrgpt.dynamics.trajectory import trajectory
 from nrgpt.generate import generate
 from tests.models import COUPLINGS, NORMS, config, randomised, relative
 from tests.test_generate import PROMPTS, talkative
@@ -108,3 +111,81 @@ def test_mistakes():
     ):
         with pytest.raises(ValueError, match=said):
             wrong()
+
+
+# Weights that change over the steps
+
+
+def by_hand(model, idx, v, weight, steps):
+    """x <- x - eta dE/dg with E = the model's - weight(t) g . v / |v|: all states."""
+    block = model.energy_block
+    eta = block.rate.fold(torch.eye(9, dtype=torch.float64), block.norm)
+    x = model.embed(idx)
+    states = [x]
+    for t in range(steps):
+        force = sum(block.energy.forces(block.norm(x)).values()) + weight(t) * v / v.norm()
+        x = x + block.rate.apply_step(force @ eta.T, t, x, block.norm)
+        states.append(x)
+    return torch.stack(states).detach()
+
+
+@pytest.mark.parametrize("rate", ["gamma", "free_per_step"])
+def test_a_weight_may_follow_the_steps(rate):
+    model = randomised(config(rate=rate))
+    idx, v, steps = torch.randint(11, (2, 7)), torch.randn(9, dtype=torch.float64), 5
+    for weight in (linear(0, 9, 4), cosine(5, -2, 3), switch_on(2, 4.0)):
+        states = by_hand(model, idx, v, weight, steps)
+        extra = {"pull": Toward(v, weight)}
+        assert relative(relax(model, idx, steps=steps, extra=extra).x, states[-1]) < 1e-12
+        assert relative(relax(model, idx, steps=steps).x, states[-1]) > 1e-3
+        seen = trajectory(model, idx, steps=steps, extra=extra)
+        assert relative(seen.size, states.norm(dim=-1)) < 1e-12
+        g = model.energy_block.norm(states)
+        weights = torch.tensor([float(weight(t)) for t in range(steps + 1)])
+        pulled = -weights[:, None, None] * (g @ v) / v.norm()
+        assert relative(seen.energies["pull"], pulled) < 1e-12
+        with telling_steps(model, extra):
+            own = torch.stack(list(model.states(idx, steps=steps, extra=extra)))
+        assert relative(own, states) < 1e-12
+
+
+def test_generation_follows_a_weight_too():
+    model = talkative()
+    extra = {"says": Says(model, [3], linear(-2, 6, model.cfg.steps))}
+    with telling_steps(model, extra):
+        said = generate(model, PROMPTS, max_new_tokens=9, extra=extra)
+        assert said == generate(model, PROMPTS, max_new_tokens=9, extra=extra, cache="none")
+    assert said != generate(model, PROMPTS, max_new_tokens=9)
+
+
+def test_an_untold_step_is_an_error():
+    model = randomised(config())
+    extra = {"pull": Toward(torch.ones(9, dtype=torch.float64), switch_on(1))}
+    idx = torch.randint(11, (2, 7))
+    relax(model, idx, extra=extra)  # leaves it at its last step, which is not the next pass's
+    with pytest.raises(ValueError, match="nobody said which"):
+        model(idx, extra=extra)
+    assert not model.energy_block._forward_pre_hooks
+
+
+def test_a_changing_energy_is_not_certified():
+    model = randomised(config(feedforward="memory", rate="gamma", learn_alpha=False))
+    v = torch.ones(9, dtype=torch.float64)
+    assert model.certificate({"pull": Toward(v, 0.7)})
+    blamed = model.certificate({"pull": Toward(v, linear(0, 1, 3))}).blame
+    assert [finding.part for finding in blamed] == ["Toward"]
+
+
+def test_schedules_inside_a_bound():
+    model = randomised(config())
+    inner = Says(model, [2], linear(3, 1, 3))
+    idx = torch.randint(11, (2, 7))
+    extra = {"bounded": Bounded(inner, 0.5, switch_on(1, 0.5))}
+    seen = trajectory(model, idx, extra=extra)
+    x = relax(model, idx, extra=extra).x
+    inner.at_step(3)
+    above = torch.relu(inner.energy(model.energy_block.norm(x), None) - 0.5)
+    assert above.max() > 1e-2
+    assert relative(seen.energies["bounded"][-1], 0.25 * above.square()) < 1e-12
+    with pytest.raises(ValueError, match=r"weight\(1\) = -1"):
+        relax(model, idx, extra={"bounded": Bounded(inner, 0.5, lambda t: -t)})

@@ -79,6 +79,7 @@ def energies_along(
     field = Field(model, *idx.shape, extra=extra, past=past)
     x = model.embed(idx)
     for t in range(steps + 1):
+        field.at_step(t)
         field.commit(x)
         look = field.look(x)
         yield look.energy

@@ -64,6 +64,11 @@ class Field:
         behind the last, is for those that are there to fill a row."""
         self.seen = Seen(positions, self.tokens + 1)
 
+    def at_step(self, t: int) -> None:
+        """Step t begins: terms that change over the steps hear of it."""
+        for term, _ in self.terms:
+            term.at_step(t)
+
     def commit(self, x: Tensor) -> None:
         """Later tokens see the tokens aimed at as they are in x, from now on."""
         if self.is_fixed:

@@ -1,10 +1,13 @@
 """Energy terms to add at inference: model(idx, extra={"name": term}), generate(..., extra=...).
 
 They act on g, and through it on what the model would say. None of them is trained with the model;
-each has a weight, and costs something in loss: measure it.
+each has a weight, and costs something in loss: measure it. The weight is a number, or a function of
+the inference step (nrgpt.dynamics.schedules).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,11 +17,84 @@ from ..cache import Seen
 from ..certificate import Finding, Guarantee
 from ..config import check
 from ..energy import EnergyTerm, Readout
+from ..energy.total import Extra
 from ..generate import evaluating
 from ..model import LanguageModel
+from .schedules import Schedule
 
 
-class Toward(EnergyTerm):
+class Regulariser(EnergyTerm):
+    """A term with a weight, which may be a function of the step.
+
+    The contract of a term knows no steps, so somebody must say which one it is. ``relax``,
+    ``trajectory`` and ``check_descent`` do; the model's own loop (``model(...)``, ``generate``)
+    does inside ``telling_steps``. A weight that nobody has told the step is an error.
+    """
+
+    def __init__(self, weight: float | Schedule, least: float = float("-inf")):
+        super().__init__()
+        if not callable(weight):
+            check(weight >= least, "weight", weight, f"at least {least:g}")
+        self.given, self.least = weight, least
+        self.step: int | None = None
+
+    @property
+    def weight(self) -> float:
+        if not callable(self.given):
+            return self.given
+        if self.step is None:
+            raise ValueError(
+                f"the weight of {type(self).__name__} depends on the step, and nobody said which "
+                "it is: relax() and trajectory() do, model() and generate() only inside "
+                "`with telling_steps(model, extra):`"
+            )
+        value = self.given(self.step)
+        check(value >= self.least, f"weight({self.step})", value, f"at least {self.least:g}")
+        return value
+
+    def readout(self) -> Readout:
+        self.step = None  # a new pass begins: the last one's step is not this one's
+        return super().readout()
+
+    def at_step(self, t: int) -> None:
+        self.step = t
+
+    def settled(self, finding: Finding) -> Finding:
+        """What a term guarantees, unless its energy is another one at each step."""
+        if callable(self.given):
+            why = "its weight, and so the energy, changes from step to step"
+            return Finding(finding.part, Guarantee.NONE, why)
+        return finding
+
+    def guarantee(self) -> Finding:
+        return self.settled(super().guarantee())
+
+
+@contextmanager
+def telling_steps(model: LanguageModel, extra: Extra) -> Iterator[None]:
+    """Inside, the model's own loop tells these terms which step it is at.
+
+    >>> import nrgpt, torch
+    >>> from nrgpt.dynamics.regularise import Toward, telling_steps
+    >>> from nrgpt.dynamics.schedules import linear
+    >>> model = nrgpt.LanguageModel(nrgpt.ModelConfig(vocab_size=9, context=8, width=16, heads=2))
+    >>> extra = {"pull": Toward(torch.randn(16), linear(0, 1, model.cfg.steps))}
+    >>> with telling_steps(model, extra):
+    ...     new = model.generate([[1, 2, 3]], max_new_tokens=4, extra=extra)
+    """
+
+    def tell(block: Any, arguments: tuple[Any, ...]) -> None:
+        for term in extra.values():
+            term.at_step(arguments[1])  # block(x, t, ...)
+
+    hook = model.energy_block.register_forward_pre_hook(tell)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+class Toward(Regulariser):
     """E = -weight (g . v) / ||v||: a constant pull along a direction; a negative weight pushes.
 
     Linear, so concave: a certified model stays certified with it.
@@ -31,8 +107,8 @@ class Toward(EnergyTerm):
 
     v: Tensor
 
-    def __init__(self, direction: Tensor, weight: float):
-        super().__init__()
+    def __init__(self, direction: Tensor, weight: float | Schedule):
+        super().__init__(weight)
         check(
             direction.dim() == 1 and bool(direction.norm() > 0),
             "direction",
@@ -40,7 +116,6 @@ class Toward(EnergyTerm):
             "(D,)",
         )
         self.register_buffer("v", direction / direction.norm())
-        self.weight = weight
 
     def energy(self, z: Tensor, keys: Tensor | None) -> Tensor:
         return -self.weight * (z @ self.v)
@@ -49,10 +124,10 @@ class Toward(EnergyTerm):
         return (self.weight * self.v).expand_as(z)
 
     def guarantee(self) -> Finding:
-        return Finding("Toward", Guarantee.EVERY_STEP, "concave: linear in g")
+        return self.settled(Finding("Toward", Guarantee.EVERY_STEP, "concave: linear in g"))
 
 
-class Says(EnergyTerm):
+class Says(Regulariser):
     """E = -weight log P(the next token is one of ``tokens``), read out of g; a negative weight
     keeps the model from saying them.
 
@@ -65,8 +140,8 @@ class Says(EnergyTerm):
     bias: Tensor
     tokens: Tensor
 
-    def __init__(self, model: LanguageModel, tokens: Sequence[int], weight: float):
-        super().__init__()
+    def __init__(self, model: LanguageModel, tokens: Sequence[int], weight: float | Schedule):
+        super().__init__(weight)
         check(len(tokens) > 0, "tokens", tokens, "at least one")
         model.check_vocabulary(torch.tensor(list(tokens)))
         norm, final = model.energy_block.norm, model.final_norm
@@ -85,7 +160,6 @@ class Says(EnergyTerm):
         self.register_buffer("head", head)
         self.register_buffer("bias", bias)
         self.register_buffer("tokens", torch.tensor(list(tokens)))
-        self.weight = weight
 
     def logits(self, g: Tensor) -> Tensor:
         return F.linear(g, self.head, self.bias)
@@ -104,20 +178,24 @@ class Says(EnergyTerm):
         return self.weight * ((wanted - p) @ self.head)
 
 
-class Bounded(EnergyTerm):
+class Bounded(Regulariser):
     """E = (weight / 2) max(0, E_term - bound)^2: keeps another term's energy below a bound.
 
     ``term`` is any term, one of the model's own (``model.energy_block.energy.terms["attention"]``)
     for instance: then it counts once as itself, and once more where it is above the bound.
     """
 
-    def __init__(self, term: EnergyTerm, bound: float, weight: float):
-        super().__init__()
-        check(weight >= 0, "weight", weight, "at least 0")
-        self.term, self.bound, self.weight = term, bound, weight
+    def __init__(self, term: EnergyTerm, bound: float, weight: float | Schedule):
+        super().__init__(weight, least=0.0)
+        self.term, self.bound = term, bound
         self.written = term.written
 
+    def at_step(self, t: int) -> None:
+        super().at_step(t)
+        self.term.at_step(t)
+
     def readout(self) -> Readout:
+        super().readout()
         R, b, h = self.term.readout()
         if h is not None:
             raise ValueError("a term with a constant field cannot be bounded")

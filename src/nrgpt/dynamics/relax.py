@@ -124,6 +124,7 @@ def relax(
         before: Sight | None = None
         computed = 0
         for t in range(steps):
+            field.at_step(t)
             field.commit(x)
             look = field.look(x)
             if stop is not None:

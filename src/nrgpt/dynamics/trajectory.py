@@ -192,7 +192,7 @@ def watch(
         x, g_before = model.embed(idx), None
     for t in range(steps + 1):
         with undisturbed(model):
-            look = watched.look(x)
+            look = watched.look(x, t)
             entropy, loss, tokens, probabilities = read_out(model, x, targets, top)
             record = Step(
                 t=t,
@@ -232,7 +232,7 @@ class WatchedBlocks:
         first = model.blocks[0]
         self.norm = first.norm if isinstance(first, EnergyBlock) else model.final_norm
 
-    def look(self, x: Tensor) -> Look:
+    def look(self, x: Tensor, t: int) -> Look:
         return Look(self.norm(x), {}, None)
 
     def advance(self, x: Tensor, t: int, look: Look) -> Tensor:
@@ -256,12 +256,13 @@ class WatchedEnergy:
         eye = torch.eye(model.cfg.width, dtype=model.tokens.dtype, device=model.tokens.device)
         self.eta = block.rate.fold(eye, block.norm)
 
-    def look(self, x: Tensor) -> Look:
+    def look(self, x: Tensor, t: int) -> Look:
         g = self.block.norm(x)
         total, force = torch.zeros_like(g[..., 0]), torch.zeros_like(g)
         energies = {}
         for name, term, readout in self.terms:
             R, _, h = readout
+            term.at_step(t)
             z = read(readout, g)
             keys = term.keys(z, g)
             energy, on_z = term.energy(z, keys), term.force(z, keys)

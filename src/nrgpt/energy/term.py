@@ -86,6 +86,10 @@ class EnergyTerm(nn.Module, ABC):
         """``energy`` of tokens among kept keys, as ``force_among``."""
         raise ValueError(f"{type(self).__name__} has keys but no energy_among(); write it")
 
+    def at_step(self, t: int) -> None:
+        """Inference step t begins. For terms that change over the steps, which are few: the tools
+        of nrgpt.dynamics say it, the model's own loop only inside ``telling_steps`` there."""
+
     def guarantee(self) -> Finding:
         """EVERY_STEP for an energy that is concave in z, SMALL_STEPS for any other whose force
         is its exact gradient (which is taken on trust), NONE if it is not."""
