@@ -151,6 +151,21 @@ def test_without_energies_the_same_is_seen():
         assert relative_error(getattr(plain, name), getattr(seen, name)) < EXACT
 
 
+def test_without_readouts_the_same_is_seen():
+    model, idx, targets, seen, _ = watched()
+    plain = nrgpt.trajectory(model, idx, steps=LONGER, readouts=False)
+    for name in ("force", "size", "move"):
+        assert torch.equal(getattr(plain, name), getattr(seen, name))
+    assert torch.equal(plain.energies["total"], seen.energies["total"])
+    assert plain.entropy is None
+    assert plain.loss is None
+    assert "top_tokens" not in plain.arrays()
+    with pytest.raises(ValueError, match="readouts=False"):
+        _ = plain.argmax
+    with pytest.raises(ValueError, match="readouts=False leaves out"):
+        nrgpt.stream_trajectory(model, idx, targets, readouts=False)
+
+
 @pytest.mark.parametrize("block", BLOCKS[1:])
 def test_baselines_have_no_energy_and_say_so(block):
     cfg = config(block=block)

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..cache import Cache
-from ..generate import Decoder, evaluating
+from ..decoder import Decoder
+from ..generate import evaluating
 from ..model import IGNORED_TARGET, LanguageModel
 from .field import look_among
 from .relax import Sight, Stop, relax
@@ -85,9 +86,8 @@ def stream_adaptive(
     decoder = AdaptiveDecoder(model, prompts, stop, steps)
     for _ in range(max_new_tokens):
         with torch.no_grad(), evaluating(model):
-            tokens = decoder.next_logits().argmax(-1).tolist()
-        decoder.append(tokens)
-        yield tokens, decoder.taken
+            decoder.feed(decoder.next_logits().argmax(-1))
+        yield decoder.read(), decoder.taken
 
 
 class AdaptiveDecoder(Decoder):

@@ -60,7 +60,9 @@ def save(figure: "Figure", path: Path, formats: Sequence[str] = ("png", "pdf")) 
 
 def write_figures(seen: Trajectory, folder: Path, label: Label = str) -> list[Path]:
     """All figures that this trajectory has, as PNG and PDF; returns the files."""
-    figures = {"energies": energy_figure(seen), "readout": readout_figure(seen, label)}
+    figures = {"energies": energy_figure(seen)}
+    if seen.top_tokens is not None:
+        figures["readout"] = readout_figure(seen, label)
     if seen.energies:
         figures["heatmap"] = heatmap_figure(seen, label)
     return [file for name, figure in figures.items() for file in save(figure, folder / name)]
@@ -208,7 +210,7 @@ def draw_readouts(
 
     part = slice(band.start, band.stop)
     said = seen.argmax[states, sample, part].numpy()
-    p = seen.top_probabilities[states, sample, part, 0].double().numpy()
+    p = seen.said()[1][states, sample, part, 0].double().numpy()
     kinds = np.full(said.shape, "no target", dtype=object)
     if seen.targets is not None:
         targets = seen.targets[sample, part].numpy()

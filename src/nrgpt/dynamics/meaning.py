@@ -25,6 +25,7 @@ def signals(model: LanguageModel, idx: Tensor, *, steps: int | None = None) -> d
     """
     seen = trajectory(model, idx, steps=steps)
     assert seen.force is not None
+    assert seen.entropy is not None
     total = seen.energies["total"]
     return {
         "energy": total[-1],
@@ -37,7 +38,7 @@ def signals(model: LanguageModel, idx: Tensor, *, steps: int | None = None) -> d
         "way": seen.move.sum(0),
         "size": seen.size[-1],
         "entropy": seen.entropy[-1],
-        "surprise at itself": -seen.top_probabilities[-1, ..., 0].log(),
+        "surprise at itself": -seen.said()[1][-1, ..., 0].log(),
     }
 
 

@@ -52,10 +52,12 @@ def page_data(
     curves["size ‖x‖"] = rows(seen.size[part])
     # A state has moved since the one before it; the first has not.
     curves["movement ‖Δg‖"] = [[None] * len(seen.idx[sample, :tokens]), *rows(seen.move[part])]
+    tokens_said, chances = seen.said()
+    assert seen.entropy is not None
     curves["readout entropy"] = rows(seen.entropy[part])
     if seen.loss is not None:
         curves["loss if stopped here"] = rows(seen.loss[part])
-    said = seen.top_tokens[part].tolist()
+    said = tokens_said[part].tolist()
     idx = seen.idx[sample, :tokens].tolist()
     targets = [IGNORED_TARGET] * len(idx)
     if seen.targets is not None:
@@ -68,7 +70,7 @@ def page_data(
         "targets": [None if token == IGNORED_TARGET else token for token in targets],
         "curves": curves,
         "said": said,
-        "chances": [rows(state) for state in seen.top_probabilities[part]],
+        "chances": [rows(state) for state in chances[part]],
         "texts": {n: label(n) for n in sorted(numbers - {IGNORED_TARGET})},
     }
 

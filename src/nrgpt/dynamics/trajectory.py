@@ -1,8 +1,9 @@
 """What becomes of every token over the steps: its energies, its force, how far it moves, and what
 the model would say if it stopped there.
 
-Watching costs little more than the forward pass: g, the readouts z and the keys of a step serve its
-energies, its forces and the next state alike.
+Watching energies costs little more than the forward pass: g, what the terms read and the keys of a
+step serve its energies, its forces and the next state alike. What the model would say is dearer
+where the vocabulary is large: a whole readout at every step, which ``readouts=False`` leaves out.
 """
 
 import contextlib
@@ -23,6 +24,9 @@ from ..model import IGNORED_TARGET, LanguageModel
 LOGITS_AT_ONCE = 1 << 22
 """Logits held at a time: read out for all tokens at once, a large vocabulary would need more memory
 than all the rest."""
+SAID = ("entropy", "loss", "top_tokens", "top_probabilities")
+"""The fields of ``Step`` that need a readout."""
+NOTHING_SAID: dict[str, Tensor | None] = dict.fromkeys(SAID)
 
 
 @dataclass(frozen=True)
@@ -38,13 +42,13 @@ class Step:
     """||x||"""
     move: Tensor | None
     """||g - g before||; None in the first state. (Baselines: g as the readout sees it.)"""
-    entropy: Tensor
-    """Of the readout, in nats."""
+    entropy: Tensor | None
+    """Of the readout, in nats. This and all below: None without readouts."""
     loss: Tensor | None
     """Of the readout, in nats; None without targets, not a number where a target is ignored."""
-    top_tokens: Tensor
+    top_tokens: Tensor | None
     """The likeliest tokens of the readout, best first: (batch, tokens, top)."""
-    top_probabilities: Tensor
+    top_probabilities: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -59,10 +63,10 @@ class Trajectory:
     force: Tensor | None
     size: Tensor
     move: Tensor
-    entropy: Tensor
+    entropy: Tensor | None
     loss: Tensor | None
-    top_tokens: Tensor
-    top_probabilities: Tensor
+    top_tokens: Tensor | None
+    top_probabilities: Tensor | None
 
     @property
     def steps(self) -> int:
@@ -71,7 +75,14 @@ class Trajectory:
     @property
     def argmax(self) -> Tensor:
         """What the model would say, stopped at each state: (T + 1, batch, tokens)."""
-        return self.top_tokens[..., 0]
+        return self.said()[0][..., 0]
+
+    def said(self) -> tuple[Tensor, Tensor]:
+        """The likeliest tokens at each state, and their probabilities: (T + 1, batch, tokens,
+        top)."""
+        if self.top_tokens is None or self.top_probabilities is None:
+            raise ValueError("nothing was read out: this trajectory was made with readouts=False")
+        return self.top_tokens, self.top_probabilities
 
     def mean_loss(self) -> Tensor:
         """Over all tokens that have a target, for each state: (T + 1,)."""
@@ -98,12 +109,15 @@ def trajectory(
     extra: Extra | None = None,
     *,
     energies: bool = True,
+    readouts: bool = True,
     top: int = 1,
 ) -> Trajectory:
     """Watch the tokens ``idx`` (batch, tokens) over all states of the forward pass.
 
     ``steps`` and ``extra`` are those of the model's forward pass; ``top`` is how many of the
     likeliest tokens to keep. A baseline has no energy: ``energies=False`` watches the rest.
+    ``readouts=False`` leaves out what the model would say (and its loss), which costs a product
+    with the whole vocabulary at every state.
     Dropout is off, and everything is computed in the precision of the weights, autocast or not: a
     step may change an energy by little.
 
@@ -118,7 +132,11 @@ def trajectory(
     >>> seen.mean_loss().shape  # if stopped after 0, 1, ... steps
     torch.Size([13])
     """
-    records = list(stream_trajectory(model, idx, targets, steps, extra, energies=energies, top=top))
+    records = list(
+        stream_trajectory(
+            model, idx, targets, steps, extra, energies=energies, readouts=readouts, top=top
+        )
+    )
     return Trajectory(
         idx=idx.detach().cpu(),
         targets=None if targets is None else targets.detach().cpu(),
@@ -130,10 +148,10 @@ def trajectory(
         force=stacked([record.force for record in records]),
         size=torch.stack([record.size for record in records]),
         move=torch.stack([record.move for record in records if record.move is not None]),
-        entropy=torch.stack([record.entropy for record in records]),
+        entropy=stacked([record.entropy for record in records]),
         loss=stacked([record.loss for record in records]),
-        top_tokens=torch.stack([record.top_tokens for record in records]),
-        top_probabilities=torch.stack([record.top_probabilities for record in records]),
+        top_tokens=stacked([record.top_tokens for record in records]),
+        top_probabilities=stacked([record.top_probabilities for record in records]),
     )
 
 
@@ -151,6 +169,7 @@ def stream_trajectory(
     extra: Extra | None = None,
     *,
     energies: bool = True,
+    readouts: bool = True,
     top: int = 1,
 ) -> Iterator[Step]:
     """``trajectory`` one state at a time, for runs too long to keep or that may be stopped.
@@ -170,11 +189,13 @@ def stream_trajectory(
             f"targets have shape {tuple(targets.shape)}; they must have that of idx, "
             f"{tuple(idx.shape)}"
         )
+    if targets is not None and not readouts:
+        raise ValueError("targets are for the loss, which readouts=False leaves out")
     if "total" in (extra or {}):
         raise ValueError("extra term 'total': that is the name of the sum; call it otherwise")
     if not 1 <= top <= model.cfg.vocab_size:
         raise ValueError(f"top = {top}: must be in 1 .. vocab_size = {model.cfg.vocab_size}")
-    return watch(model, idx, targets, steps, extra, energies, top)
+    return watch(model, idx, targets, steps, extra, energies, top if readouts else 0)
 
 
 @torch.no_grad()
@@ -187,23 +208,21 @@ def watch(
     energies: bool,
     top: int,
 ) -> Iterator[Step]:
+    """``top`` = 0 reads nothing out."""
     with undisturbed(model):
         watched = WatchedEnergy(model, extra) if energies else WatchedBlocks(model, extra)
         x, g_before = model.embed(idx), None
     for t in range(steps + 1):
         with undisturbed(model):
             look = watched.look(x, t)
-            entropy, loss, tokens, probabilities = read_out(model, x, targets, top)
+            said = read_out(model, x, targets, top) if top else NOTHING_SAID
             record = Step(
                 t=t,
                 energies={name: energy.cpu() for name, energy in look.energies.items()},
                 force=None if look.force is None else look.force.norm(dim=-1).cpu(),
                 size=x.norm(dim=-1).cpu(),
                 move=None if g_before is None else (look.g - g_before).norm(dim=-1).cpu(),
-                entropy=entropy.cpu(),
-                loss=None if loss is None else loss.cpu(),
-                top_tokens=tokens.cpu(),
-                top_probabilities=probabilities.cpu(),
+                **{name: None if value is None else value.cpu() for name, value in said.items()},
             )
         yield record
         if t < steps:
@@ -265,7 +284,7 @@ class WatchedEnergy:
             term.at_step(t)
             z = read(readout, g)
             keys = term.keys(z, g)
-            energy, on_z = term.energy(z, keys), term.force(z, keys)
+            energy, on_z = term.energy_and_force(z, keys)
             if energy.shape != total.shape:
                 raise ValueError(
                     f"term {name!r}: energy has shape {tuple(energy.shape)}; it must have "
@@ -285,8 +304,8 @@ class WatchedEnergy:
 
 def read_out(
     model: LanguageModel, x: Tensor, targets: Tensor | None, top: int
-) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-    """Entropy, loss, likeliest tokens and their probabilities, for a bounded number of logits at a
+) -> dict[str, Tensor | None]:
+    """The fields of ``Step`` that come from the readout, for a bounded number of logits at a
     time."""
     rows = max(1, LOGITS_AT_ONCE // model.cfg.vocab_size)
     wanted = None if targets is None else targets.flatten().split(rows)
@@ -305,4 +324,5 @@ def read_out(
     entropy, tokens, best, *losses = (
         torch.cat(column).unflatten(0, shape) for column in zip(*parts, strict=True)
     )
-    return entropy, losses[0] if losses else None, tokens, best
+    loss_of_all = losses[0] if losses else None
+    return dict(zip(SAID, (entropy, loss_of_all, tokens, best), strict=True))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..certificate import Finding, Guarantee
 from ..init import blank
+from ..kernels.feedforward import pair_force, square_force
 from ..kernels.pointwise import ACTIVATIONS, POTENTIALS
 from .term import EnergyTerm, Readout
 
@@ -25,6 +26,7 @@ class FeedForwardEnergy(EnergyTerm):
 
     def __init__(self, cfg: "ModelConfig"):
         super().__init__()
+        self.activation = cfg.activation
         self.sigma = ACTIVATIONS[cfg.activation]
         self.feedforward_scale = blank(1) if cfg.feedforward_scale else None
 
@@ -63,7 +65,7 @@ class FF1(FeedForwardEnergy):
         return self.scaled(-self.sigma.value(z).square().sum(-1))
 
     def force(self, z: Tensor, keys: Tensor | None) -> Tensor:
-        return self.scaled(self.sigma.pull(2 * self.sigma.value(z), z))
+        return self.scaled(square_force(z, self.activation))
 
     def guarantee(self) -> Finding:
         if self.is_convex:
@@ -101,8 +103,7 @@ class FF2W(FeedForwardEnergy):
         return self.scaled(-(z_2 * self.sigma.value(z_1)).sum(-1))
 
     def force(self, z: Tensor, keys: Tensor | None) -> Tensor:
-        z_1, z_2 = z.chunk(2, dim=-1)
-        return self.scaled(torch.cat([self.sigma.pull(z_2, z_1), self.sigma.value(z_1)], dim=-1))
+        return self.scaled(pair_force(z, self.activation))
 
     def guarantee(self) -> Finding:
         return self.finding(False, "a product of two read-outs is not concave")

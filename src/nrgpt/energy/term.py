@@ -74,6 +74,10 @@ class EnergyTerm(nn.Module, ABC):
             )
         return torch.func.grad(lambda z: -self.energy(z, keys).sum())(z)
 
+    def energy_and_force(self, z: Tensor, keys: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Both at once, for those who watch. Worth writing where they share their work."""
+        return self.energy(z, keys), self.force(z, keys)
+
     def force_among(self, z: Tensor, keys: Tensor, kept: Tensor, seen: Seen) -> Tensor:
         """``force`` of new tokens in cached decoding: their own keys are among the ``kept`` ones of
         all tokens, of which they may see what ``seen`` says. Only for terms with keys."""
