@@ -1,0 +1,206 @@
+"""Do tokens come to rest, when, and do they come back if they are pushed?
+
+The paper argues that they do, one after the other: the first token has a fixed landscape and rolls
+to its bottom, the second one's landscape then changes no more, and so on ("asymptotic stability").
+Here that is measured on a model: ``transients`` runs on past the trained steps and looks when each
+token's g stops moving, ``stability`` pushes the tokens and sees whether the push dies out. Without
+``past`` all tokens move together; with it, each moves among earlier ones held at these states.
+
+Both give back what they have if interrupted by Ctrl-C. Best in float64: a token at rest moves by
+less than float32 can tell.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from rich.progress import track
+from torch import Tensor
+
+from ..config import check
+from ..energy.total import Extra
+from ..generate import evaluating
+from ..model import LanguageModel
+from .field import Field
+from .relax import relax
+
+
+@dataclass(frozen=True)
+class Transients:
+    tolerance: float
+    trained_steps: int
+    moves: Tensor
+    """||g - g before|| / ||g before|| of each step taken: (steps, batch, tokens)."""
+    x: Tensor
+    """The last states, (batch, tokens, D)."""
+
+    @property
+    def steps(self) -> int:
+        """Taken; fewer than asked for if it was interrupted."""
+        return len(self.moves)
+
+    @property
+    def lengths(self) -> Tensor:
+        """The first step from which on each token moves by no more than the tolerance, to the last
+        step taken; not a number for tokens that still move then. (batch, tokens)"""
+        t = torch.arange(1, self.steps + 1)[:, None, None]
+        # Written so that a move that is not a number counts as moving.
+        last_move = torch.where(self.moves <= self.tolerance, 0, t).amax(0).double()
+        return last_move.masked_fill(last_move == self.steps, float("nan"))
+
+    @property
+    def share_at_rest(self) -> Tensor:
+        """Of the texts, by position: (tokens,)."""
+        return self.lengths.isfinite().double().mean(0)
+
+    def by_position(self, quantile: float = 0.5) -> Tensor:
+        """A quantile of the transient lengths over the texts, (tokens,); tokens that never came to
+        rest count as longer than all others, and where they reach the quantile it is not a
+        number."""
+        lengths = self.lengths.nan_to_num(nan=float("inf"))
+        found = torch.quantile(lengths, quantile, dim=0, interpolation="higher")
+        return found.masked_fill(found.isinf(), float("nan"))
+
+
+@torch.no_grad()
+def transients(
+    model: LanguageModel,
+    idx: Tensor,
+    *,
+    steps: int,
+    tolerance: float = 1e-3,
+    past: Tensor | None = None,
+    extra: Extra | None = None,
+    progress: bool = False,
+) -> Transients:
+    """Roll the tokens ``idx`` (batch, tokens) on for ``steps`` steps, many more than trained.
+
+    >>> import nrgpt, torch
+    >>> from nrgpt.dynamics.convergence import transients
+    >>> cfg = nrgpt.ModelConfig(vocab_size=65, context=16, width=16, heads=2, steps=4,
+    ...     feedforward="memory", rate="gamma", learn_alpha=False)
+    >>> model = nrgpt.LanguageModel(cfg).double()
+    >>> found = transients(model, torch.randint(65, (3, 16)), steps=200, tolerance=1e-2)
+    >>> found.lengths.shape, found.by_position().shape
+    (torch.Size([3, 16]), torch.Size([16]))
+    >>> bool(found.share_at_rest.min() > 0.9)
+    True
+    """
+    steps = model.check_steps(steps)
+    check(tolerance > 0, "tolerance", tolerance, "positive")
+    moves: list[Tensor] = []
+    with evaluating(model):
+        x = model.embed(idx)
+        field = Field(model, *idx.shape, extra=extra, past=past)
+        before = model.energy_block.norm(x)
+        try:
+            ways = roll(field, x, 0, steps)
+            for x in track(ways, "transients", total=steps, disable=not progress):
+                g = model.energy_block.norm(x)
+                moves.append(((g - before).norm(dim=-1) / before.norm(dim=-1)).cpu())
+                before = g
+        except KeyboardInterrupt:
+            if not moves:
+                raise
+    return Transients(tolerance, model.cfg.steps, torch.stack(moves), x)
+
+
+def roll(field: Field, x: Tensor, start: int, steps: int) -> Iterator[Tensor]:
+    """The states after each of ``steps`` plain steps, of which the first is step ``start``."""
+    for t in range(start, start + steps):
+        field.at_step(t)
+        field.commit(x)
+        x = x + field.move(field.look(x), t, x)
+        yield x
+
+
+@dataclass(frozen=True)
+class Stability:
+    distances: Tensor
+    """||g pushed - g|| after 0, 1, ... steps, in units of ||g|| at the push: (steps + 1, batch,
+    tokens)."""
+    rounding: float
+    """Distances below this are noise."""
+
+    @property
+    def steps(self) -> int:
+        return len(self.distances) - 1
+
+    @property
+    def left(self) -> Tensor:
+        """How much of the push is left at the end, (batch, tokens); above 1 it has grown."""
+        return self.distances[-1] / self.distances[0]
+
+    @property
+    def factors(self) -> Tensor:
+        """By what the distance is multiplied at each step, in the geometric mean over the steps
+        until it drowns in rounding, (batch, tokens): e to the power of a Lyapunov exponent of
+        finite time. Below 1 the token comes back."""
+        below = (self.distances <= self.rounding).int()
+        # The last step before the first distance that is noise, or the last of all.
+        last = torch.where(below.any(0), below.argmax(0) - 1, self.steps).clamp(min=1)
+        ends = self.distances.gather(0, last[None])[0].clamp(min=self.rounding)
+        return (ends / self.distances[0]) ** (1 / last)
+
+    @property
+    def share_back(self) -> float:
+        """Tokens that have at most half of the push left."""
+        return float((self.left <= 0.5).double().mean())
+
+
+@torch.no_grad()
+def stability(
+    model: LanguageModel,
+    idx: Tensor,
+    *,
+    settle: int,
+    steps: int,
+    size: float = 1e-2,
+    past: Tensor | None = None,
+    extra: Extra | None = None,
+    generator: torch.Generator | None = None,
+    progress: bool = False,
+) -> Stability:
+    """Let the tokens settle, push each in a random direction by ``size`` times its length, and
+    follow it beside its own undisturbed way for ``steps`` steps.
+
+    In parallel all tokens are pushed at once, and later ones feel what became of earlier ones. The
+    push is of x; a norm sees only the part of it across x, and distances are those of g.
+
+    >>> import nrgpt, torch
+    >>> from nrgpt.dynamics.convergence import stability
+    >>> cfg = nrgpt.ModelConfig(vocab_size=65, context=16, width=16, heads=2, steps=4,
+    ...     feedforward="memory", rate="gamma", learn_alpha=False)
+    >>> model = nrgpt.LanguageModel(cfg).double()
+    >>> found = stability(model, torch.randint(65, (3, 16)), settle=100, steps=100)
+    >>> found.factors.shape
+    torch.Size([3, 16])
+    >>> bool(found.left.median() < 1)
+    True
+    """
+    settle, steps = model.check_steps(settle), model.check_steps(steps)
+    check(size > 0, "size", size, "positive")
+    distances: list[Tensor] = []
+    with evaluating(model):
+        rest = relax(model, idx, steps=settle, past=past, extra=extra).x
+        push = torch.empty_like(rest).normal_(generator=generator)
+        push = size * rest.norm(dim=-1, keepdim=True) * push / push.norm(dim=-1, keepdim=True)
+        both = torch.cat([rest, rest + push])
+        twice = None if past is None else torch.cat([past, past])
+        field = Field(model, *both.shape[:2], extra=extra, past=twice)
+
+        unit = model.energy_block.norm(rest).norm(dim=-1)
+
+        def look(both: Tensor) -> None:
+            g, pushed = model.energy_block.norm(both).chunk(2)
+            distances.append(((pushed - g).norm(dim=-1) / unit).cpu())
+
+        look(both)
+        try:
+            ways = roll(field, both, settle, steps)
+            for both in track(ways, "stability", total=steps, disable=not progress):
+                look(both)
+        except KeyboardInterrupt:
+            if len(distances) < 2:
+                raise
+    return Stability(torch.stack(distances), 1e3 * torch.finfo(rest.dtype).eps)
