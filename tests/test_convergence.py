@@ -10,6 +10,7 @@ from nrgpt import EnergyTerm
 from nrgpt.dynamics import convergence
 from nrgpt.dynamics.convergence import Stability, Transients, stability, transients
 from nrgpt.dynamics.plots import convergence_figure
+from nrgpt.dynamics.regularise import Toward
 from tests.models import config, randomised, relative
 
 
@@ -77,9 +78,22 @@ def test_factors_of_a_linear_contraction(frozen):
 
 def test_rounding_does_not_spoil_factors():
     distances = torch.tensor([1.0, 0.1, 0.01, 1e-12, 3e-12, 1e-12])[:, None, None]
-    assert Stability(distances, 1e-9).factors.item() == pytest.approx(0.1)
+    assert Stability(distances, 1e-9, 5).factors.item() == pytest.approx(0.1)
     growing = torch.tensor([1.0, 2.0, 4.0])[:, None, None]
-    assert Stability(growing, 1e-9).factors.item() == pytest.approx(2.0)
+    assert Stability(growing, 1e-9, 5).factors.item() == pytest.approx(2.0)
+
+
+def test_under_a_norm_a_push_fades_as_x_grows():
+    """A constant pull along v: x = x0 + t v, a push is never taken back, and g still forgets it."""
+    model = randomised(config(norm="rmsnorm", rate="identity"))
+    with torch.no_grad():
+        for parameter in model.energy_block.energy.parameters():
+            parameter.zero_()
+        model.energy_block.norm.gamma.fill_(1.0)
+    pull = {"pull": Toward(torch.randn(9, dtype=torch.float64), 1.0)}
+    found = stability(model, torch.randint(11, (3, 5)), settle=600, steps=600, extra=pull)
+    assert torch.allclose(found.left, torch.full((3, 5), 0.5).double(), atol=0.04)
+    assert torch.allclose(found.powers, torch.ones(3, 5).double(), atol=0.12)
 
 
 def test_a_move_that_is_not_a_number_is_no_rest():

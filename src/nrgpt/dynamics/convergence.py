@@ -10,6 +10,7 @@ Both give back what they have if interrupted by Ctrl-C. Best in float64: a token
 less than float32 can tell.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -121,6 +122,8 @@ class Stability:
     tokens)."""
     rounding: float
     """Distances below this are noise."""
+    settled: int
+    """Steps before the push."""
 
     @property
     def steps(self) -> int:
@@ -141,6 +144,16 @@ class Stability:
         last = torch.where(below.any(0), below.argmax(0) - 1, self.steps).clamp(min=1)
         ends = self.distances.gather(0, last[None])[0].clamp(min=self.rounding)
         return (ends / self.distances[0]) ** (1 / last)
+
+    @property
+    def powers(self) -> Tensor:
+        """p where the distance falls as (steps since the start)^-p, (batch, tokens). Under a norm
+        x grows at every step, in proportion to their number once a token is at rest, and the same
+        move of x turns g less and less: tokens then come back by a power of the steps, and factors
+        tend to 1. A push that is neither pulled back nor driven away has p = 1 for that reason
+        alone; above 1, the landscape pulls."""
+        longer = (self.settled + self.steps) / self.settled
+        return -self.left.log() / math.log(longer)
 
     @property
     def share_back(self) -> float:
@@ -203,4 +216,4 @@ def stability(
         except KeyboardInterrupt:
             if len(distances) < 2:
                 raise
-    return Stability(torch.stack(distances), 1e3 * torch.finfo(rest.dtype).eps)
+    return Stability(torch.stack(distances), 1e3 * torch.finfo(rest.dtype).eps, settle)

@@ -96,7 +96,10 @@ def convergence_figure(found: Transients, pushed: Stability | None = None) -> "F
         (axis,) = rest
         draw_quantiles(axis, range(pushed.steps + 1), pushed.distances.flatten(1))
         axis.set(xlabel="steps after the push", ylabel="distance of $g$, relative", yscale="log")
-        axis.set_title(f"{100 * pushed.share_back:.0f} % lose half of it or more", fontsize=10)
+        power = float(pushed.powers.median())
+        axis.set_title(
+            f"a push after {pushed.settled} steps falls as $t^{{{-power:.2f}}}$", fontsize=10
+        )
     for axis in (moves, lengths, *rest):
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8)
