@@ -13,7 +13,8 @@ from nrgpt.train import loop, packed
 from nrgpt.train.config import OptimiserConfig
 from nrgpt.train.faults import TrainingError
 from nrgpt.train.optim import make_optimisers, set_rate
-from nrgpt.train.packed_step import PackedStep, orthogonalised
+from nrgpt.train.packed_optim import PackedOptimiser, newton_schulz
+from nrgpt.train.packed_step import PackedStep
 from tests.models import BLOCKS, config, randomised, relative
 from tests.runs import debug, final_weights, losses, same
 
@@ -70,26 +71,24 @@ def test_updates_equal_those_of_torch(fields):
 def test_muon_equals_that_of_torch(shape):
     """To the rounding of bfloat16, which both compute with."""
     start, gradients = torch.randn(3, *shape), torch.randn(2, 3, *shape)
-    own = OptimiserConfig(name="muon", muon_lr=0.1)
-    step = PackedStep.__new__(PackedStep)
-    step.weights = {"W": start.clone()}
-    step.state = {("W", "momentum_buffer"): torch.zeros_like(start)}
-    step.muon_lr = torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64)
-    step.weight_decay = torch.full((3,), own.weight_decay, dtype=torch.float64)
+    rates = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+    own = [OptimiserConfig(name="muon", muon_lr=0.1, clip=None)] * 3
+    packed = PackedOptimiser({"W": start, "V": start.mT}, ["W", "V"], own)
     lone = [torch.nn.Parameter(w.clone()) for w in start]
     optimisers = [
-        torch.optim.Muon([w], lr=0.1 * (run + 1), weight_decay=own.weight_decay)
+        torch.optim.Muon([w], lr=0.1 * (run + 1), weight_decay=own[0].weight_decay)
         for run, w in enumerate(lone)
     ]
     for gradient in gradients:
-        step.muon("W", gradient, torch.ones(3, dtype=torch.float64))
+        assert packed.step([gradient, gradient.mT], torch.zeros(3), rates).all()
         for w, own_gradient, optimiser in zip(lone, gradient, optimisers, strict=True):
             w.grad = own_gradient.clone()
             optimiser.step()
     for run, w in enumerate(lone):
         moved = (w - start[run]).norm()
-        assert (step.weights["W"][run] - w).norm() < 0.02 * moved
-    singular = torch.linalg.svdvals(orthogonalised(gradients[0]).float())
+        assert (packed.weights["W"][run] - w).norm() < 0.02 * moved
+    wide = gradients[0] if shape[0] <= shape[1] else gradients[0].mT
+    singular = torch.linalg.svdvals(newton_schulz(wide).float())
     assert 0.3 < singular.min() < singular.max() < 1.6
 
 
@@ -154,9 +153,10 @@ def test_a_run_that_is_not_finite_leaves_the_others(tmp_path, monkeypatch):
     packed.train_packed(cfgs, whole)
     original = PackedStep.losses_of_all
 
-    def poisoned(self, x, y, masks):
-        found = original(self, x, y, masks)
-        nan = torch.tensor([1.0, float("nan") if self.updates[1] == 8 else 1.0, 1.0])
+    def poisoned(self, x, y, masks, steps):
+        found = original(self, x, y, masks, steps)
+        is_bad = self.optimiser.updates[1] == 8
+        nan = torch.tensor([1.0, float("nan") if is_bad else 1.0, 1.0])
         return found * nan
 
     monkeypatch.setattr(PackedStep, "losses_of_all", poisoned)

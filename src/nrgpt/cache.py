@@ -44,6 +44,16 @@ class Cache:
         self.seen = Seen.after(self.lengths, tokens, device)
         self.is_even = len(set(self.lengths)) == 1
 
+    def begin_at(self, positions: Tensor) -> None:
+        """As ``begin``, for one token in each row at ``positions`` (rows, 1), which stay unread:
+        what follows is the same for all of them, so it can be recorded."""
+        self.seen = Seen(positions, self.capacity)
+        self.is_even = False
+
+    def restart(self) -> None:
+        """Forget all tokens, and keep the memory."""
+        self.lengths = []
+
     @property
     def is_empty(self) -> bool:
         return not any(self.lengths)

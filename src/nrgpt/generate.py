@@ -1,24 +1,17 @@
-"""Continue texts: prompts of unequal length, greedy or sampled, all at once or as they come.
-
-Past the context. Positions are learned and absolute, so a window cannot slide without computing
-everything in it anew. It jumps: a text that has outgrown the context is seen from its last three
-quarters of a context on, until it has outgrown it again. Cached or not, the rule is the same.
-"""
+"""Continue texts: prompts of unequal length, greedy or sampled, all at once or as they come."""
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
 
-from .cache import Cache
 from .config import check, check_choice
+from .decoder import CacheKind, Decoder, make_decoder
 from .energy.total import Extra
 from .model import LanguageModel
-
-CacheKind = Literal["exact", "frozen", "none"]
 
 
 @dataclass(frozen=True)
@@ -128,7 +121,7 @@ def stream(
     model.check_vocabulary(torch.tensor([token for prompt in prompts for token in prompt]))
     stops = {stop} if isinstance(stop, int) else set(stop or ())
     return run(
-        Decoder(model, prompts, cache, steps, extra),
+        make_decoder(model, prompts, cache, steps, extra),
         max_new_tokens,
         stops,
         sampling or Sampling(),
@@ -137,107 +130,35 @@ def stream(
 
 
 def run(
-    decoder: "Decoder",
+    decoder: Decoder,
     max_new_tokens: int,
     stops: set[int],
     sampling: Sampling,
     generator: torch.Generator | None,
 ) -> Iterator[dict[int, int]]:
     said = decoder.said() if sampling.repetition_penalty != 1 else None
-    running = list(range(len(decoder.texts)))
-    for _ in range(max_new_tokens):
-        with torch.no_grad(), evaluating(decoder.model):
-            chosen = sampling.choose(decoder.next_logits(), said, generator)
-            if said is not None:
-                said.scatter_(1, chosen[:, None], True)
-        tokens = chosen.tolist()
-        decoder.append(tokens)
-        goes_on = [i for i, token in enumerate(tokens) if token not in stops]
-        yield {running[i]: tokens[i] for i in goes_on}
-        if len(goes_on) < len(running):
-            running = [running[i] for i in goes_on]
-            if not running:
-                return
-            decoder.keep_rows(goes_on)
-            said = None if said is None else said[goes_on]
-
-
-class Decoder:
-    """Texts that grow, the part of each that the model sees, and the cache of that part."""
-
-    def __init__(
-        self,
-        model: LanguageModel,
-        prompts: Sequence[Sequence[int]],
-        kind: CacheKind,
-        steps: int | None,
-        extra: Extra | None,
-    ):
-        self.model, self.kind, self.steps, self.extra = model, kind, steps, extra
-        with torch.no_grad():
-            self.prepared = model.prepare(extra)
-        self.device = model.tokens.device
-        self.texts = [list(prompt) for prompt in prompts]
-        self.starts = [max(0, len(text) - model.cfg.context) for text in self.texts]
-        self.cache: Cache | None = None
-
-    def next_logits(self) -> Tensor:
-        """Logits after the last token of each text, shape (rows, vocabulary)."""
-        context = self.model.cfg.context
-        lengths = [len(text) - start for text, start in zip(self.texts, self.starts, strict=True)]
-        if max(lengths) > context:
-            kept = context - context // 4
-            self.starts = [
-                len(text) - kept if length > context else start
-                for text, length, start in zip(self.texts, lengths, self.starts, strict=True)
-            ]
-            self.cache = None  # positions have changed
-        if self.cache is None:
-            return self.whole_windows()
-        idx = torch.tensor([text[-1:] for text in self.texts], device=self.device)
-        x = self.extend(idx, self.cache)
-        self.cache.end(1)
-        return self.model.readout(x[:, 0]).float()
-
-    def extend(self, idx: Tensor, cache: Cache) -> Tensor:
-        """The last states of new tokens."""
-        return self.model.extend(idx, cache, self.prepared, steps=self.steps)
-
-    def whole_windows(self) -> Tensor:
-        """Compute all that is seen, left-aligned: what follows a token cannot change it."""
-        windows = [text[start:] for text, start in zip(self.texts, self.starts, strict=True)]
-        lengths = [len(window) for window in windows]
-        longest = max(lengths)
-        padded = [window + [0] * (longest - len(window)) for window in windows]
-        idx = torch.tensor(padded, device=self.device)
-        last = torch.tensor(lengths, device=self.device) - 1
-        rows = torch.arange(len(windows), device=self.device)
-        if self.kind == "none":
-            logits, _ = self.model(idx, steps=self.steps, extra=self.extra)
-            return logits[rows, last].float()
-        self.cache = Cache(self.model.cfg.context, frozen=self.kind == "frozen")
-        x = self.model.extend(idx, self.cache, self.prepared, steps=self.steps)
-        self.cache.end(lengths)
-        return self.model.readout(x[rows, last]).float()
-
-    def append(self, tokens: Sequence[int]) -> None:
-        for text, token in zip(self.texts, tokens, strict=True):
-            text.append(token)
-
-    def keep_rows(self, rows: Sequence[int]) -> None:
-        self.texts = [self.texts[row] for row in rows]
-        self.starts = [self.starts[row] for row in rows]
-        if self.cache is not None:
-            self.cache.keep_rows(rows)
-
-    def said(self) -> Tensor:
-        """Which tokens each text has, shape (rows, vocabulary)."""
-        said = torch.zeros(
-            len(self.texts), self.model.cfg.vocab_size, dtype=torch.bool, device=self.device
-        )
-        for row, text in zip(said, self.texts, strict=True):
-            row[torch.tensor(text, device=self.device)] = True
-        return said
+    rows = list(range(len(decoder.texts)))
+    running = set(rows)
+    for number in range(max_new_tokens + decoder.lead):
+        if number < max_new_tokens:
+            with torch.no_grad(), evaluating(decoder.model):
+                chosen = sampling.choose(decoder.next_logits(), said, generator)
+                if said is not None:
+                    said.scatter_(1, chosen[:, None], True)
+            decoder.feed(chosen)
+        if number < decoder.lead:
+            continue
+        tokens = decoder.read()
+        new = {row: token for row, token in zip(rows, tokens, strict=True) if row in running}
+        running -= {row for row, token in new.items() if token in stops}
+        yield {row: token for row, token in new.items() if row in running}
+        if not running:
+            return
+        if len(running) < len(rows) and decoder.lead == 0:
+            kept = [i for i, row in enumerate(rows) if row in running]
+            rows = [rows[i] for i in kept]
+            decoder.keep_rows(kept)
+            said = None if said is None else said[kept]
 
 
 @contextmanager

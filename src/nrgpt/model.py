@@ -129,15 +129,24 @@ class LanguageModel(nn.Module):
         return [block.prepare(extra) for block in self.blocks]  # type: ignore[operator]
 
     def extend(
-        self, idx: Tensor, cache: Cache, prepared: list[Any], *, steps: int | None = None
+        self,
+        idx: Tensor,
+        cache: Cache,
+        prepared: list[Any],
+        *,
+        steps: int | None = None,
+        positions: Tensor | None = None,
     ) -> Tensor:
         """The last states of tokens that follow those in the cache; their keys go into it.
-        ``cache.end`` must follow."""
+        ``cache.end`` must follow, unless their ``positions`` are given (see Cache.begin_at)."""
         steps = self.check_steps(steps)
         if cache.frozen and self.cfg.block == "gpt":
             raise ValueError("a frozen cache is for recurrent models: a gpt's blocks differ")
-        rows, tokens = idx.shape
-        cache.begin(rows, tokens, idx.device)
+        if positions is None:
+            rows, tokens = idx.shape
+            cache.begin(rows, tokens, idx.device)
+        else:
+            cache.begin_at(positions)
         x = self.embed(idx, cache.positions())
         for t in range(steps):
             i = t % len(self.blocks)

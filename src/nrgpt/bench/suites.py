@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ..config import ModelConfig
+from ..decoder import CacheKind, Decoder
 from ..flops import flops_per_token
-from ..generate import CacheKind, Decoder
 from ..model import LanguageModel
 from ..train.config import OptimiserConfig
 from ..train.optim import make_optimisers
@@ -190,7 +190,8 @@ def one_token(decoder: Decoder) -> Callable[[], None]:
 
     @torch.no_grad()
     def call() -> None:
-        decoder.append(decoder.next_logits().argmax(-1).tolist())
+        decoder.feed(decoder.next_logits().argmax(-1))
+        decoder.read()
 
     return call
 

@@ -18,7 +18,8 @@ from rich.progress import track
 from torch import Tensor
 
 from ..data.tokenizer import GPT2Tokenizer, SymbolTokenizer
-from ..generate import Decoder, Sampling, evaluating
+from ..decoder import Decoder
+from ..generate import Sampling, evaluating
 from ..runs import Run, load_run
 from ..train.distributed import device_named
 from .extras import need
@@ -231,8 +232,8 @@ class HarnessModel(TemplateLM):
         running = list(range(len(prompts)))
         for _ in range(max_new_tokens):
             with evaluating(self.model):
-                tokens = sampling.choose(decoder.next_logits(), None, generator).tolist()
-            decoder.append(tokens)
+                decoder.feed(sampling.choose(decoder.next_logits(), None, generator))
+            tokens = decoder.read()
             goes_on = []
             for i, (row, token) in enumerate(zip(running, tokens, strict=True)):
                 if token in stops:

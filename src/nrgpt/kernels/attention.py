@@ -8,11 +8,16 @@ construction: a softmax over an empty set has no gradient.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from .dispatch import choose
+
+if TYPE_CHECKING:
+    from ..cache import Seen
 
 _merges_packed = False
 
@@ -56,7 +61,7 @@ class PackedAttention(torch.autograd.Function):
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     """sum_{B<=A} softmax_B(scale q_A . k_B) v_B."""
-    if _merges_packed:
+    if _merges_packed and not torch.compiler.is_compiling():
         return PackedAttention.apply(q, k, v, scale)
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
 
@@ -82,6 +87,16 @@ def logsumexp_scores(q: Tensor, k: Tensor, scale: float, *, strict: bool) -> Ten
     scores = scale * (q @ k.transpose(-2, -1))
     unseen = torch.ones_like(scores[0, 0], dtype=torch.bool).triu(1)
     return scores.masked_fill(unseen, float("-inf")).logsumexp(-1)
+
+
+def attend_kept(q: Tensor, kept: Tensor, seen: "Seen", scale: float, *, strict: bool) -> Tensor:
+    """Attention of new tokens to those of the kept keys that they may see."""
+    if q.shape[2] == 1 and not q.requires_grad and choose(q).fused:
+        from .triton_kernels import attend_one
+
+        return attend_one(q, kept, seen.positions, scale, strict=strict)
+    window, mask = seen.window(kept, strict=strict)
+    return attend_among(q, window, scale, mask)
 
 
 def attend_among(q: Tensor, k: Tensor, scale: float, mask: Tensor | None) -> Tensor:

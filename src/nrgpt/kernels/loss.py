@@ -12,10 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .dispatch import choose
+
 IGNORED_TARGET = -100
 """A target with this value does not count in the loss."""
 CHUNK = 2**25
 """Logits made at a time by the chunked version."""
+CHUNK_ON_GPU = 2**29
+"""The same on a GPU, where a product must be large to be fast."""
 
 
 def plain_loss(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
@@ -35,10 +39,32 @@ def head_loss(h: Tensor, head: Tensor, bias: Tensor | None, targets: Tensor) -> 
 
     Chunked where the logits would be large, plain where they are not.
     """
-    if h.shape[:-1].numel() * len(head) <= CHUNK:
+    tokens = h.shape[:-1].numel()
+    if tokens * len(head) <= CHUNK:
         return plain_loss(F.linear(h, head, bias), targets)
-    rows = max(1, CHUNK // len(head))
+    most = max(1, (CHUNK_ON_GPU if h.is_cuda else CHUNK) // len(head))
+    rows = -(-tokens // -(-tokens // most))  # parts of equal size
     return ChunkedLoss.apply(h.flatten(0, -2), head, bias, targets.flatten(), rows)
+
+
+def loss_and_error(
+    logits: Tensor, answer: Tensor, weight: Tensor, wants_gradient: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Weighted losses of rows of logits and the gradient of their sum, which takes the logits'
+    place."""
+    if choose(logits, opaque=True).fused:
+        from .triton_kernels import cross_entropy_
+
+        losses = cross_entropy_(logits, answer, weight, wants_gradient)
+        return losses, logits if wants_gradient else None
+    precise = logits.to(weight.dtype)
+    log_sum = precise.logsumexp(-1, keepdim=True)
+    losses = (log_sum - precise.gather(1, answer[:, None]))[:, 0] * weight
+    if not wants_gradient:
+        return losses, None
+    error = (precise - log_sum).exp_().mul_(weight[:, None])
+    error.scatter_add_(1, answer[:, None], -weight[:, None])
+    return losses, error.to(logits.dtype)
 
 
 class ChunkedLoss(torch.autograd.Function):
@@ -58,16 +84,11 @@ class ChunkedLoss(torch.autograd.Function):
         for start in range(0, len(h), rows):
             part = slice(start, start + rows)
             logits = F.linear(h[part], head, bias)  # in bfloat16 under autocast
-            precise = logits.to(dtype)
-            log_sum = precise.logsumexp(-1, keepdim=True)
-            answer = targets[part].clamp(min=0)[:, None]
-            weight = (counted[part] * share)[:, None]
-            loss += ((log_sum - precise.gather(1, answer)) * weight).sum()
-            if not wants_gradient:
+            answer, weight = targets[part].clamp(min=0), counted[part] * share
+            losses, error = loss_and_error(logits, answer, weight, wants_gradient)
+            loss += losses.sum()
+            if error is None:
                 continue
-            error = (precise - log_sum).exp_().mul_(weight)
-            error.scatter_add_(1, answer, -weight)
-            error = error.to(logits.dtype)
             if dh is not None:
                 dh[part] = error @ head.to(error.dtype)
             if dhead is not None:

@@ -69,6 +69,9 @@ class TrainConfig:
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16 is autocast: weights and sums stay in fp32."""
     compile: bool = False
+    graph: bool = False
+    """On one GPU: record each update as a CUDA graph and replay it. For small models, where
+    launching kernels takes longer than running them."""
     checkpoint_steps: bool = False
     """Recompute each inference step in the backward pass: memory no longer grows with steps."""
     deterministic: bool = False
@@ -113,7 +116,8 @@ class TrainConfig:
 
 BOOKKEEPING = {
     "iterations", "log_every", "eval_every", "eval_batches", "save_every", "keep", "nan_retries",
-    "tensorboard", "wandb", "device", "compile", "checkpoint_steps", "accumulation", "parallel",
+    "tensorboard", "wandb", "device", "compile", "graph", "checkpoint_steps", "accumulation",
+    "parallel",
 }  # fmt: skip
 """Fields that may differ when a run goes on: none of them changes what is being learned.
 (More iterations stretch the schedule of the learning rate; the run says so.)"""

@@ -13,17 +13,18 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ..evaluate.loss import estimated_loss
+from ..data.shards import TokenStream
 from ..model import LanguageModel
 from . import checkpoint
 from .config import OptimiserConfig, TrainConfig
 from .data import open_dataset, prepare_dataset
 from .distributed import world
 from .faults import INTERRUPTED, Interrupt, TrainingError, only_process
-from .loop import autocast, check_config, seed_of_step, train
+from .loop import autocast, check_config, seed_of_step, steps_of_update, train
 from .optim import rate_at
 from .packed_step import PackedStep
 from .report import Report
@@ -65,8 +66,11 @@ def check_packable(cfgs: Sequence[TrainConfig], runs: Sequence[Path]) -> None:
             raise ValueError(
                 "runs that are packed may differ in seed and in the numbers of the optimiser only"
             )
-    if cfgs[0].random_steps is not None:
-        raise ValueError("random_steps: packed runs take their steps together; train one by one")
+    if cfgs[0].random_steps is not None and len({cfg.seed for cfg in cfgs}) > 1:
+        raise ValueError(
+            "random_steps: packed runs take their steps together, and runs of different seeds draw "
+            "different numbers of them; train one by one"
+        )
     if cfgs[0].accumulation != 1:
         raise ValueError(f"accumulation = {cfgs[0].accumulation}: must be 1 for packed training")
 
@@ -83,14 +87,20 @@ class Pack:
         self.cfg = cfgs[0]
         self.dataset = open_dataset(self.cfg.data, self.cfg.model.vocab_size, verify=False)
         self.train_tokens = self.dataset.tokens("train")
+        self.val_tokens = self.dataset.tokens("val")
         if device.type == "cuda":
             self.train_tokens = self.train_tokens.resident(device)
-        self.val_tokens = self.dataset.tokens("val")
+            self.val_tokens = self.val_tokens.resident(device)
         models = []
         for cfg in cfgs:
             torch.manual_seed(cfg.seed)
             models.append(LanguageModel(cfg.model).to(device))
-        self.update = PackedStep(models, [cfg.optimiser for cfg in cfgs])
+        self.update = PackedStep(
+            models,
+            [cfg.optimiser for cfg in cfgs],
+            compile=self.cfg.compile,
+            graph=self.cfg.graph and device.type == "cuda",
+        )
         self.template = LanguageModel(self.cfg.model).to(device)
         """Takes the weights of one run after the other, for what is done one by one."""
         self.states: list[dict[str, Any]] = [
@@ -140,18 +150,24 @@ class Pack:
                 report.close()
         return [number for number in range(len(self.cfgs)) if number not in self.running]
 
+    def batches(
+        self, stream: TokenStream, seeds: Sequence[int], step: int
+    ) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of all runs, (runs, batch, tokens), as their lone runs draw them."""
+        size, context = self.cfg.batch, self.cfg.model.context
+        starts = [stream.starts_of(seed=s, step=step, size=size, context=context) for s in seeds]
+        windows = stream.windows(np.concatenate(starts), context + 1)
+        windows = windows.unflatten(0, (len(seeds), size)).to(self.device, non_blocking=True)
+        return windows[..., :-1].contiguous(), windows[..., 1:].contiguous()
+
     def iterate(self) -> Tensor:
         """One update of all runs. Batches and dropout are those of the lone runs."""
-        xs, ys, masks = [], [], []
-        for cfg in self.cfgs:
-            x, y = self.train_tokens.batch(
-                seed=cfg.seed, step=self.step, size=cfg.batch, context=cfg.model.context
-            )
-            xs.append(x)
-            ys.append(y)
-            if cfg.model.dropout > 0:
+        x, y = self.batches(self.train_tokens, [cfg.seed for cfg in self.cfgs], self.step)
+        steps, masks = steps_of_update(self.cfg, self.step), []
+        if self.cfg.model.dropout > 0:
+            for cfg in self.cfgs:
                 torch.manual_seed(seed_of_step(cfg.seed, self.step, 0))
-                masks.append(self.template.draw_masks(*x.shape))
+                masks.append(self.template.draw_masks(*x.shape[1:], steps=steps))
         factors = [state["rate_factor"] for state in self.states]
         rates = [
             factor * rate_at(self.step, cfg.iterations, cfg.optimiser)
@@ -159,10 +175,11 @@ class Pack:
         ]
         with autocast(self.cfg, self.device):
             losses, fine = self.update(
-                torch.stack(xs).to(self.device, non_blocking=True),
-                torch.stack(ys).to(self.device, non_blocking=True),
+                x,
+                y,
                 torch.stack(masks) if masks else None,
                 torch.tensor(rates, dtype=torch.float64, device=self.device),
+                steps=steps,
             )
         self.is_fine &= fine
         self.step += 1
@@ -199,22 +216,29 @@ class Pack:
             )
 
     def evaluate(self) -> None:
+        """Running estimates of all runs together; remembers the best of each."""
+        losses = {
+            "train_loss": self.estimates(self.train_tokens),
+            "val_loss": self.estimates(self.val_tokens),
+        }
         improved = []
         for number in self.running:
-            cfg, model = self.cfgs[number], self.model_of(number)
-            with autocast(cfg, self.device):
-                losses = {
-                    f"{name}_loss": estimated_loss(
-                        model, stream, batches=cfg.eval_batches, size=cfg.batch, seed=cfg.seed + 1
-                    )
-                    for name, stream in (("train", self.train_tokens), ("val", self.val_tokens))
-                }
-            self.reports[number].log(self.step, **losses)
+            own = {name: values[number] for name, values in losses.items()}
+            self.reports[number].log(self.step, **own)
             state = self.states[number]
-            if losses["val_loss"] < state["best"].get("val_loss", float("inf")):
-                state["best"] = {"step": self.step, "val_loss": losses["val_loss"]}
+            if own["val_loss"] < state["best"].get("val_loss", float("inf")):
+                state["best"] = {"step": self.step, "val_loss": own["val_loss"]}
                 improved.append(number)
         self.save(improved)
+
+    def estimates(self, stream: TokenStream) -> list[float]:
+        """``estimated_loss`` of each run, on the batches that its lone run would take."""
+        seeds = [cfg.seed + 1 for cfg in self.cfgs]
+        total = torch.zeros(len(seeds), device=self.device)
+        for i in range(self.cfg.eval_batches):
+            with autocast(self.cfg, self.device):
+                total += self.update.evaluate(*self.batches(stream, seeds, i))
+        return (total / self.cfg.eval_batches).tolist()
 
     def say(self, text: str) -> None:
         self.reports[0].say(text)

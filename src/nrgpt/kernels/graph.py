@@ -1,0 +1,71 @@
+"""Record what a function does on a GPU once, and replay it: one launch instead of hundreds."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+Result = TypeVar("Result")
+
+WARM_UP = 3
+"""Calls that run as they are, before one is recorded: compilers and libraries set themselves up."""
+
+
+@dataclass
+class Recording:
+    calls: int = 0
+    graph: Any = None
+    inputs: tuple[Any, ...] = ()
+    outputs: Any = None
+
+
+class Graphed(Generic[Result]):
+    """``function`` of tensors, recorded as a CUDA graph for each combination of their shapes.
+
+    The function must not wait for the device, and what it reads besides its arguments must stay
+    where it is in memory; it may change that in place. On a CPU it is called as it is.
+    """
+
+    def __init__(self, function: Callable[..., Result]):
+        self.function = function
+        self.recordings: dict[Any, Recording] = {}
+
+    def __call__(self, *arguments: Any) -> Result:
+        if not any(isinstance(a, Tensor) and a.is_cuda for a in arguments):
+            return self.function(*arguments)
+        key = tuple((a.shape, a.dtype) if isinstance(a, Tensor) else a for a in arguments)
+        recording = self.recordings.setdefault(key, Recording())
+        recording.calls += 1
+        if recording.calls <= WARM_UP:
+            return self.beside(*arguments)
+        if recording.graph is None:
+            self.record(recording, arguments)
+        for kept, given in zip(recording.inputs, arguments, strict=True):
+            if isinstance(kept, Tensor):
+                kept.copy_(given)
+        recording.graph.replay()
+        return clone(recording.outputs)
+
+    def beside(self, *arguments: Any) -> Result:
+        """Call it on a stream of its own, as a recording would."""
+        here, own = torch.cuda.current_stream(), torch.cuda.Stream()
+        own.wait_stream(here)
+        with torch.cuda.stream(own):
+            result = self.function(*arguments)
+        here.wait_stream(own)
+        return result
+
+    def record(self, recording: Recording, arguments: tuple[Any, ...]) -> None:
+        recording.inputs = tuple(a.clone() if isinstance(a, Tensor) else a for a in arguments)
+        recording.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(recording.graph):
+            recording.outputs = self.function(*recording.inputs)
+
+
+def clone(result: Any) -> Any:
+    """What the next replay will not overwrite."""
+    if isinstance(result, tuple):
+        return tuple(clone(part) for part in result)
+    return result.clone()

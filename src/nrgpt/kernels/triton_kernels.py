@@ -1,0 +1,225 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+"""The Triton kernels. Imported only where ``dispatch`` has chosen them."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+ACTIVATION = {"relu": 0, "gelu": 1, "gelu_tanh": 2}
+
+
+@triton.jit
+def activation_and_slopes(z, KIND: tl.constexpr):
+    """sigma, sigma' and sigma'' of z."""
+    if KIND == 0:
+        slope = tl.where(z > 0, 1.0, 0.0)
+        return z * slope, slope, z * 0.0
+    elif KIND == 1:
+        Phi = 0.5 * (1.0 + tl.erf(z * 0.7071067811865476))
+        phi = 0.3989422804014327 * tl.exp(-0.5 * z * z)
+        return z * Phi, Phi + z * phi, phi * (2.0 - z * z)
+    else:
+        u = 0.7978845608028654 * (z + 0.044715 * z * z * z)
+        du = 0.7978845608028654 * (1.0 + 0.134145 * z * z)
+        t = 2.0 * tl.sigmoid(2.0 * u) - 1.0
+        s = 1.0 - t * t
+        bend = 0.7978845608028654 * 0.26829 * z
+        slope = 0.5 * (1.0 + t) + 0.5 * z * s * du
+        return 0.5 * z * (1.0 + t), slope, s * du + 0.5 * z * (s * bend - 2.0 * t * s * du * du)
+
+
+@triton.jit
+def force_kernel(
+    z_at, up_at, out_at, total, width, z_row, up_row, out_row,
+    KIND: tl.constexpr, PAIR: tl.constexpr, BACKWARD: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Rows of ``width`` activations; with PAIR, z_2 follows z_1 in each row."""
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < total
+    row, column = place // width, place % width
+    z = tl.load(z_at + row * z_row + column, mask=inside, other=0.0).to(tl.float32)
+    value, slope, bend = activation_and_slopes(z, KIND)
+    out = out_at + row * out_row + column
+    if PAIR:
+        z_2 = tl.load(z_at + row * z_row + column + width, mask=inside, other=0.0).to(tl.float32)
+        if BACKWARD:
+            up = up_at + row * up_row + column
+            up_1 = tl.load(up, mask=inside, other=0.0).to(tl.float32)
+            up_2 = tl.load(up + width, mask=inside, other=0.0).to(tl.float32)
+            tl.store(out, up_1 * bend * z_2 + up_2 * slope, mask=inside)
+            tl.store(out + width, up_1 * slope, mask=inside)
+        else:
+            tl.store(out, slope * z_2, mask=inside)
+            tl.store(out + width, value, mask=inside)
+    elif BACKWARD:
+        up_1 = tl.load(up_at + row * up_row + column, mask=inside, other=0.0).to(tl.float32)
+        tl.store(out, 2.0 * up_1 * (slope * slope + value * bend), mask=inside)
+    else:
+        tl.store(out, 2.0 * value * slope, mask=inside)
+
+
+def force(z: Tensor, upstream: Tensor | None, activation: str, pair: bool) -> Tensor:
+    """The force of FF2W (``pair``) or FF1 or, given what comes back from it, the gradient of z."""
+    rows = by_rows(z)
+    given = rows if upstream is None else by_rows(upstream)
+    out = torch.empty(z.shape, dtype=z.dtype, device=z.device)
+    flat = out.view(rows.shape)
+    width = rows.shape[1] // 2 if pair else rows.shape[1]
+    total = rows.shape[0] * width
+    block = 1024
+    force_kernel[(triton.cdiv(total, block),)](
+        rows, given, flat, total, width, rows.stride(0), given.stride(0), flat.stride(0),
+        KIND=ACTIVATION[activation], PAIR=pair, BACKWARD=upstream is not None, BLOCK=block,
+    )  # fmt: skip
+    return out
+
+
+def by_rows(z: Tensor) -> Tensor:
+    """(..., n) as (rows, n) with neighbouring numbers in each row; a view where possible."""
+    rows = z.flatten(0, -2)
+    return rows if rows.stride(1) == 1 else rows.contiguous()
+
+
+@triton.jit
+def attend_kernel(
+    q_at, kept_at, last_at, out_at, weight_at, heads, size, scale, per_split,
+    q_row, q_head, kept_row, kept_head, kept_token, splits,
+    STRICT: tl.constexpr, BLOCK: tl.constexpr, SIZE: tl.constexpr, FINAL: tl.constexpr,
+):  # fmt: skip
+    """One program: one row, one head, and one part of the keys, read once as keys and values."""
+    pair, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row, head = pair // heads, pair % heads
+    column = tl.arange(0, SIZE)
+    there = column < size
+    q = tl.load(q_at + row * q_row + head * q_head + column, mask=there, other=0.0)
+    q = q.to(tl.float32) * scale
+    stop = tl.load(last_at + row) + (0 if STRICT else 1)
+    first = split * per_split
+    stop = tl.minimum(stop, first + per_split)
+    largest = float("-inf")
+    total = 0.0
+    out = tl.zeros([SIZE], tl.float32)
+    keys = kept_at + row * kept_row + head * kept_head
+    for start in range(first, stop, BLOCK):
+        token = start + tl.arange(0, BLOCK)
+        seen = token < stop
+        k = tl.load(
+            keys + token[:, None] * kept_token + column[None, :],
+            mask=seen[:, None] & there[None, :],
+            other=0.0,
+        ).to(tl.float32)
+        score = tl.where(seen, tl.sum(k * q[None, :], 1), float("-inf"))
+        new = tl.maximum(largest, tl.max(score, 0))
+        p = tl.exp(score - new)
+        shrink = tl.exp(largest - new)
+        total = total * shrink + tl.sum(p, 0)
+        out = out * shrink + tl.sum(p[:, None] * k, 0)
+        largest = new
+    place = pair * splits + split
+    if FINAL:
+        # A token that sees nothing gets zero.
+        out = tl.where(total > 0, out / tl.maximum(total, 1e-30), 0.0)
+    else:
+        tl.store(weight_at + 2 * place, largest)
+        tl.store(weight_at + 2 * place + 1, total)
+    tl.store(out_at + place * size + column, out, mask=there)
+
+
+@triton.jit
+def combine_kernel(
+    part_at, weight_at, out_at, size, splits, SPLITS: tl.constexpr, SIZE: tl.constexpr
+):
+    pair = tl.program_id(0).to(tl.int64)
+    split, column = tl.arange(0, SPLITS), tl.arange(0, SIZE)
+    is_split = split < splits
+    place = pair * splits + split
+    largest = tl.load(weight_at + 2 * place, mask=is_split, other=float("-inf"))
+    total = tl.load(weight_at + 2 * place + 1, mask=is_split, other=0.0)
+    # Parts without a key have a total of zero; their largest score is -inf.
+    top = tl.maximum(tl.max(largest, 0), -1e30)
+    share = tl.where(total > 0, tl.exp(largest - top), 0.0)
+    mask = is_split[:, None] & (column < size)[None, :]
+    part = tl.load(part_at + place[:, None] * size + column[None, :], mask=mask, other=0.0)
+    out = tl.sum(part * share[:, None], 0) / tl.maximum(tl.sum(total * share, 0), 1e-30)
+    tl.store(out_at + pair * size + column, out, mask=column < size)
+
+
+def attend_one(q: Tensor, kept: Tensor, last: Tensor, scale: float, *, strict: bool) -> Tensor:
+    """Attention of one new token in each row, q (rows, heads, 1, size), to the kept keys before it
+    (and itself, if not strict); ``last`` (rows,) says where it stands. Keys are values. All heads
+    may share their keys."""
+    rows, heads, _, size = q.shape
+    capacity = kept.shape[2]
+    block_size = triton.next_power_of_2(size)
+    block = max(8, min(128, 8192 // block_size))
+    # Enough programs to fill the chip, each with a block of keys at least.
+    splits = max(1, min(512 // (rows * heads), capacity // block, 64))
+    per_split = triton.cdiv(triton.cdiv(capacity, splits), block) * block
+    splits = triton.cdiv(capacity, per_split)
+    final = splits == 1
+    out = torch.empty(rows, heads, 1, size, dtype=q.dtype, device=q.device)
+    part, weight = out, out
+    if not final:
+        part = torch.empty(rows, heads, splits, size, dtype=torch.float32, device=q.device)
+        weight = torch.empty(rows, heads, splits, 2, dtype=torch.float32, device=q.device)
+    attend_kernel[(rows * heads, splits)](
+        q, kept, last, part, weight, heads, size, scale, per_split,
+        q.stride(0), q.stride(1), kept.stride(0), kept.stride(1) if kept.shape[1] > 1 else 0,
+        kept.stride(2), splits,
+        STRICT=strict, BLOCK=block, SIZE=block_size, FINAL=final,
+    )  # fmt: skip
+    if not final:
+        combine_kernel[(rows * heads,)](
+            part, weight, out, size, splits,
+            SPLITS=triton.next_power_of_2(splits), SIZE=block_size,
+        )  # fmt: skip
+    return out
+
+
+@triton.jit
+def cross_entropy_kernel(
+    logits_at, target_at, weight_at, loss_at, kinds, row_stride,
+    GRADIENT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The loss of one row of logits; the row becomes its gradient."""
+    row = tl.program_id(0).to(tl.int64)
+    logits = logits_at + row * row_stride
+    target, weight = tl.load(target_at + row), tl.load(weight_at + row)
+    column = tl.arange(0, BLOCK)
+    largest = tl.full([BLOCK], -1e30, tl.float32)
+    total = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, kinds, BLOCK):
+        z = tl.load(logits + start + column, mask=start + column < kinds, other=float("-inf")).to(
+            tl.float32
+        )
+        new = tl.maximum(largest, z)
+        total = total * tl.exp(largest - new) + tl.exp(z - new)
+        largest = new
+    top = tl.max(largest, 0)
+    log_sum = top + tl.log(tl.sum(total * tl.exp(largest - top), 0))
+    answer = tl.load(logits + target).to(tl.float32)
+    tl.store(loss_at + row, (log_sum - answer) * weight)
+    if GRADIENT:
+        for start in range(0, kinds, BLOCK):
+            inside = start + column < kinds
+            z = tl.load(logits + start + column, mask=inside, other=0.0).to(tl.float32)
+            error = tl.exp(z - log_sum) - tl.where(start + column == target, 1.0, 0.0)
+            tl.store(logits + start + column, error * weight, mask=inside)
+
+
+@torch.library.custom_op("nrgpt::cross_entropy_", mutates_args={"logits"})
+def cross_entropy_(logits: Tensor, targets: Tensor, weight: Tensor, gradient: bool) -> Tensor:
+    """Weighted losses of rows of logits, in float32; with ``gradient``, logits become those of the
+    sum of these losses."""
+    losses = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
+    cross_entropy_kernel[(len(logits),)](
+        logits, targets, weight, losses, logits.shape[1], logits.stride(0),
+        GRADIENT=gradient, BLOCK=4096, num_warps=8,
+    )  # fmt: skip
+    return losses
+
+
+@cross_entropy_.register_fake
+def _(logits: Tensor, targets: Tensor, weight: Tensor, gradient: bool) -> Tensor:
+    return torch.empty(len(logits), dtype=torch.float32, device=logits.device)

@@ -1,0 +1,193 @@
+"""What differs on a GPU, against the plain versions. Skipped where there is none."""
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from nrgpt import LanguageModel, ModelConfig
+from nrgpt.generate import generate
+from nrgpt.kernels import dispatch
+from nrgpt.kernels.attention import attend
+from nrgpt.kernels.feedforward import (
+    pair_force,
+    plain_pair_force,
+    plain_square_force,
+    square_force,
+)
+from nrgpt.kernels.loss import head_loss, plain_loss
+from nrgpt.train.config import OptimiserConfig
+from nrgpt.train.packed_step import PackedStep
+from tests.models import BLOCKS, COUPLINGS, FEEDFORWARDS, MASKS, config, randomised, relative
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+ODD = (63, 145, 1000)
+LARGEST = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
+"""Relative error against float64 that a precision may show."""
+
+
+@pytest.mark.parametrize("dtype", LARGEST, ids=str)
+@pytest.mark.parametrize("tokens", ODD)
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "relu"])
+@pytest.mark.parametrize(
+    ("fused", "plain"), [(pair_force, plain_pair_force), (square_force, plain_square_force)]
+)
+def test_forces(fused, plain, activation, tokens, dtype):
+    wide = torch.randn(3, tokens, 310, device="cuda").to(dtype)
+    z = wide[..., 7:297].requires_grad_()  # a strided part, as of one large product
+    up = torch.randn_like(z)
+    exact = z.detach().double().requires_grad_()
+    assert dispatch.choose(z).fused
+    found, expected = fused(z, activation), plain(exact, activation)
+    assert relative(found.double(), expected) < LARGEST[dtype]
+    (found,) = torch.autograd.grad(found, z, up)
+    (expected,) = torch.autograd.grad(expected, exact, up.double())
+    assert relative(found.double(), expected) < LARGEST[dtype]
+
+
+def test_forces_can_be_differentiated_again():
+    z = torch.randn(2, 5, 6, device="cuda", requires_grad=True)
+    for fused, plain in ((pair_force, plain_pair_force), (square_force, plain_square_force)):
+        second = []
+        for function in (fused, plain):
+            (first,) = torch.autograd.grad(function(z, "gelu").sum(), z, create_graph=True)
+            second.append(torch.autograd.grad(first.square().sum(), z)[0])
+        assert relative(*second) < 1e-4
+
+
+@pytest.mark.parametrize("dtype", LARGEST, ids=str)
+@pytest.mark.parametrize("tokens", ODD)
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize(("heads", "size", "shared"), [(4, 32, False), (2, 144, True)])
+def test_attention(heads, size, shared, strict, tokens, dtype):
+    q = torch.randn(2, heads, tokens, size, device="cuda").to(dtype).requires_grad_()
+    k = torch.randn(2, 1 if shared else heads, tokens, size, device="cuda").to(dtype)
+    k.requires_grad_()
+    up = torch.randn_like(q)
+    exact = [x.detach().double().cpu().requires_grad_() for x in (q, k)]
+    found, expected = attend(q, k, 0.1, strict=strict), attend(*exact, 0.1, strict=strict)
+    assert relative(found.double().cpu(), expected) < LARGEST[dtype]
+    found = torch.autograd.grad(found, (q, k), up)
+    expected = torch.autograd.grad(expected, exact, up.double().cpu())
+    for ours, theirs in zip(found, expected, strict=True):
+        assert relative(ours.double().cpu(), theirs) < LARGEST[dtype]
+
+
+@pytest.mark.parametrize("dtype", LARGEST, ids=str)
+@pytest.mark.parametrize("capacity", ODD)
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize(
+    ("rows", "heads", "size", "shared"),
+    [(1, 12, 64, False), (64, 12, 64, False), (3, 2, 63, True), (2, 12, 768, True)],
+)
+def test_attention_of_one_token(rows, heads, size, shared, strict, capacity, dtype):
+    from nrgpt.kernels.triton_kernels import attend_one
+
+    q = torch.randn(rows, 2 * heads * size, device="cuda").to(dtype)
+    q = q[:, : heads * size].unflatten(-1, (heads, 1, size))
+    kept = torch.randn(rows, 1 if shared else heads, capacity, size, device="cuda").to(dtype)
+    last = torch.randint(capacity // 2, capacity, (rows, 1), device="cuda")
+    found = attend_one(q, kept, last, 0.3, strict=strict)
+    there = torch.arange(capacity, device="cuda")
+    seen = (there < last if strict else there <= last)[:, None, None]
+    scores = 0.3 * q.double() @ kept.double().mT
+    p = scores.masked_fill(~seen, float("-inf")).softmax(-1)
+    assert relative(found.double(), p @ kept.double()) < LARGEST[dtype]
+    blind = attend_one(q, kept, torch.zeros_like(last), 0.3, strict=True)
+    assert not blind.any()
+
+
+@pytest.mark.parametrize("dtype", LARGEST, ids=str)
+@pytest.mark.parametrize("tokens", ODD)
+def test_loss(tokens, dtype, monkeypatch):
+    from nrgpt.kernels import loss as kernels
+
+    monkeypatch.setattr(kernels, "CHUNK", 10)
+    monkeypatch.setattr(kernels, "CHUNK_ON_GPU", 40 * 1003)
+    h = torch.randn(2, tokens, 33, device="cuda").to(dtype).requires_grad_()
+    head = torch.randn(1003, 33, device="cuda").to(dtype).requires_grad_()
+    targets = torch.randint(1003, (2, tokens), device="cuda")
+    targets[0, :5] = -100
+    exact = [x.detach().double().requires_grad_() for x in (h, head)]
+    expected = plain_loss(F.linear(*exact), targets)
+    found = head_loss(h, head, None, targets)
+    assert abs(found.item() - expected.item()) < LARGEST[dtype]
+    for ours, theirs in zip(
+        torch.autograd.grad(found, (h, head)), torch.autograd.grad(expected, exact), strict=True
+    ):
+        assert relative(ours.double(), theirs) < LARGEST[dtype]
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("coupling", COUPLINGS)
+@pytest.mark.parametrize("fields", [FEEDFORWARDS[i] for i in (0, 2, 4, 5)], ids=str)
+def test_gradients_of_all_parameters_equal_those_of_a_cpu(fields, coupling, mask):
+    model = randomised(config(mask=mask, coupling=coupling, **fields))
+    idx = torch.randint(11, (3, 13))
+    on_gpu = copy.deepcopy(model).cuda()
+    for m, i in ((model, idx), (on_gpu, idx.cuda())):
+        m(i, i)[1].backward()
+    for (name, ours), theirs in zip(on_gpu.named_parameters(), model.parameters(), strict=True):
+        if theirs.grad is not None:
+            assert relative(ours.grad.cpu(), theirs.grad) < 1e-12, name
+
+
+SMALL = ModelConfig(vocab_size=17, context=64, width=32, heads=2, steps=3, hidden_factor=2)
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("optimiser", ["adamw", "muon"])
+def test_a_recorded_update_is_the_same_update(block, optimiser):
+    cfg = dataclasses.replace(SMALL, block=block)
+    settings = [OptimiserConfig(name=optimiser, lr=lr) for lr in (1e-3, 3e-3)]
+    torch.manual_seed(0)
+    models = [LanguageModel(cfg).cuda() for _ in settings]
+    plain = PackedStep(copy.deepcopy(models), settings)
+    recorded = PackedStep(copy.deepcopy(models), settings, graph=True)
+    for number in range(8):
+        text = torch.randint(17, (2, 4, 65), device="cuda")
+        rates = torch.full((2,), 1 / (1 + number), dtype=torch.float64, device="cuda")
+        losses = [s(text[..., :-1], text[..., 1:], None, rates)[0] for s in (plain, recorded)]
+        assert (losses[0] - losses[1]).abs().max() < 1e-4
+    for name, weight in plain.weights.items():
+        assert relative(recorded.weights[name], weight) < 1e-3, name
+
+
+def talkative(**fields):
+    model = randomised(dataclasses.replace(SMALL, tied=False, **fields)).float().cuda()
+    with torch.no_grad():
+        model.tokens.mul_(5)
+        model.positions.mul_(5)
+    return model
+
+
+@pytest.mark.parametrize("fields", [{}, {"mask": "inclusive"}, {"coupling": "full"}], ids=str)
+@pytest.mark.parametrize("block", BLOCKS)
+def test_recorded_decoding_says_the_same(block, fields):
+    model = talkative(block=block, **fields)
+    prompts = [[3], [1, 2, 3, 4, 5, 6], list(range(16)) * 3]
+    expected = generate(model, prompts, max_new_tokens=90, cache="none")
+    assert generate(model, prompts, max_new_tokens=90) == expected
+    stop = expected[1][7]
+    assert generate(model, prompts, max_new_tokens=90, stop=stop) == [
+        new[: new.index(stop)] if stop in new else new for new in expected
+    ]
+
+
+def test_compiled_steps_do_not_compile_again():
+    model = LanguageModel(SMALL).cuda()
+    compiled = torch.compile(model, fullgraph=True)
+    text = torch.randint(17, (4, 65), device="cuda")
+    losses = []
+    for number in range(6):
+        with (
+            torch.autocast("cuda", dtype=torch.bfloat16),
+            torch._dynamo.config.patch(error_on_recompile=number > 2),
+        ):
+            _, loss = compiled(text[:, :-1], text[:, 1:], want_logits=False)
+        loss.backward()
+        losses.append(loss.item())
+    assert max(losses) - min(losses) < 1e-3
