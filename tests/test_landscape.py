@@ -141,6 +141,21 @@ def test_the_landscape_of_a_token(norm, coupling):
     assert abs(second - found) < 1e-3 * (1 + abs(found))
 
 
+def test_curvatures_of_a_token_are_those_of_the_whole_hessian():
+    model = randomised(config(norm_eps=0.0), std=0.3)
+    land = TokenLandscape(model, torch.randint(11, (1, 9)), token=6)
+    u = land.trajectory()[-1]
+    columns = [
+        hessian_product(land, land.surface, u, land.surface.tangent(u, v))
+        for v in torch.eye(9).double()
+    ]
+    every = torch.linalg.eigvalsh(torch.stack(columns).detach())
+    assert land(land.random_points(5)).shape == (5,)  # another number of points in between
+    lowest, _ = lowest_curvatures(land, land.surface, u, 3)
+    expected = every[every.abs() > 1e-9][:3]  # across the surface there is none
+    assert relative(lowest, expected) < 1e-6
+
+
 def test_figures(tmp_path):
     model = randomised(config())
     land = TokenLandscape(model, torch.randint(11, (1, 9)), token=6)

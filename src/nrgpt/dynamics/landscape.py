@@ -82,9 +82,12 @@ class TokenLandscape:
     ):
         check(idx.shape[0] == 1, "idx", tuple(idx.shape), "one text, of shape (1, tokens)")
         check(0 <= token < idx.shape[1], "token", token, f"in 0 .. {idx.shape[1] - 1}")
-        self.model, self.token, self.extra = model, token, extra
+        self.token = token
         with torch.no_grad():
             self.states = torch.stack(list(model.states(idx, steps=steps, extra=extra)))[:, 0]
+            # Many points are many tokens at one place of one text: its keys are read once.
+            past = self.states[-1].unsqueeze(0)
+            self.field = Field(model, *idx.shape, extra=extra, past=past)
         self.norm = model.energy_block.norm
         D = model.cfg.width
         self.surface: Flat = Flat()
@@ -93,11 +96,8 @@ class TokenLandscape:
 
     def __call__(self, u: Tensor) -> Tensor:
         """Energies of the points u, (points, D)."""
-        tokens = self.states.shape[1]
-        past = self.states[-1].expand(len(u), -1, -1)
-        field = Field(self.model, len(u), tokens, extra=self.extra, past=past)
-        field.aim(torch.full((len(u), 1), self.token, device=u.device))
-        return field.energy(u.unsqueeze(1))[:, 0]
+        self.field.aim(torch.full((1, len(u)), self.token, device=u.device))
+        return self.field.energy(u.unsqueeze(0))[0]
 
     def trajectory(self) -> Tensor:
         """Where the token was after 0, 1, ... steps, on the surface: (steps + 1, D)."""
