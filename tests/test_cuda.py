@@ -61,7 +61,9 @@ def test_forces_can_be_differentiated_again():
 @pytest.mark.parametrize("dtype", LARGEST, ids=str)
 @pytest.mark.parametrize("tokens", ODD)
 @pytest.mark.parametrize("strict", [True, False])
-@pytest.mark.parametrize(("heads", "size", "shared"), [(4, 32, False), (2, 144, True)])
+@pytest.mark.parametrize(
+    ("heads", "size", "shared"), [(4, 32, False), (2, 144, True), (3, 272, True)]
+)
 def test_attention(heads, size, shared, strict, tokens, dtype):
     q = torch.randn(2, heads, tokens, size, device="cuda").to(dtype).requires_grad_()
     k = torch.randn(2, 1 if shared else heads, tokens, size, device="cuda").to(dtype)

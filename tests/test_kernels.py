@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from nrgpt.kernels.attention import attend, logsumexp_scores
+from nrgpt.kernels.attention import SharedKeys, attend, logsumexp_scores
 from nrgpt.kernels.pointwise import ACTIVATIONS, POTENTIALS
 
 from .models import relative
@@ -43,3 +43,22 @@ def test_attention_against_loops(tokens, strict):
             log_sum[:, :, A] = scores.exp().sum(-1).log()
     assert (attend(q, k, 0.7, strict=strict) - out).abs().max() < 1e-12
     assert (logsumexp_scores(q, k, 0.7, strict=strict) - log_sum).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("tokens", [7, 63, 300, 600])
+@pytest.mark.parametrize("strict", [True, False])
+def test_attention_by_tiles(tokens, strict):
+    """What full-rank heads take on a GPU: three heads share their keys."""
+    z = torch.randn(2, tokens, 60, dtype=torch.float64, requires_grad=True)
+    k = torch.randn(2, 1, tokens, 20, dtype=torch.float64, requires_grad=True)
+    q = z.unflatten(-1, (3, 20)).transpose(1, 2)
+    found = SharedKeys.apply(q, k[:, 0], 0.3, strict)
+    expected = attend(q, k, 0.3, strict=strict)
+    assert relative(found, expected) < 1e-12
+    up = torch.randn_like(found)
+    for ours, theirs in zip(
+        torch.autograd.grad(found, (z, k), up),
+        torch.autograd.grad(expected, (z, k), up),
+        strict=True,
+    ):
+        assert relative(ours, theirs) < 1e-12

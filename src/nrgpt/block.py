@@ -37,6 +37,30 @@ class Folded(NamedTuple):
     field: Tensor | None  # eta h, (D,)
 
 
+class Stacked(list[Folded]):
+    """The same, and all terms' weights as one readout and one way back: two products a step. For
+    decoding, where so little is computed that the number of products is what counts."""
+
+    def __init__(self, terms: list[Folded]):
+        super().__init__(terms)
+        weights, biases, _ = zip(*(term.readout for term in terms), strict=True)
+        if any(weight is None for weight in weights):
+            raise ValueError("a term that reads g itself has no weights to stack")
+        self.sizes = [len(weight) for weight in weights]
+        self.read = torch.cat(weights)
+        self.bias = None
+        if any(bias is not None for bias in biases):
+            self.bias = torch.cat(
+                [
+                    w.new_zeros(len(w)) if b is None else b
+                    for w, b in zip(weights, biases, strict=True)
+                ]
+            )
+        self.write = torch.cat([term.write for term in terms], dim=1)
+        present = [term.field for term in terms if term.field is not None]
+        self.field = torch.stack(present).sum(0) if present else None
+
+
 class EnergyBlock(nn.Module):
     """x <- x - eta dE/dg with g = norm(x).
 
@@ -75,21 +99,31 @@ class EnergyBlock(nn.Module):
     ) -> Tensor:
         """-eta dE/dg at step t, shape (batch, tokens, D)."""
         g = self.norm(x)
+        if isinstance(prepared, Stacked):
+            zs = F.linear(g, prepared.read, prepared.bias).split(prepared.sizes, dim=-1)
+            forces = [
+                self.force(prepared[slot].term, z, g, t, slot, cache) for slot, z in enumerate(zs)
+            ]
+            update = F.linear(torch.cat(forces, dim=-1), prepared.write, prepared.field)
+            return self.rate.apply_step(update, t, x, self.norm)
         update = torch.zeros_like(x)
         for slot, (term, readout, write, field) in enumerate(prepared):
-            z = read(readout, g)
-            keys = term.keys(z, g)
-            if cache is None or keys is None:
-                force = term.force(z, keys)
-            else:
-                kept = cache.put(t, slot, keys)
-                if cache.is_empty:  # no earlier tokens: the whole text at once
-                    force = term.force(z, keys)
-                else:
-                    assert cache.seen is not None
-                    force = term.force_among(z, keys, kept, cache.seen)
+            force = self.force(term, read(readout, g), g, t, slot, cache)
             update = update + F.linear(force, write, field)
         return self.rate.apply_step(update, t, x, self.norm)
+
+    def force(
+        self, term: EnergyTerm, z: Tensor, g: Tensor, t: int, slot: int, cache: Cache | None
+    ) -> Tensor:
+        """The force of a term, whose keys go into the cache if there is one."""
+        keys = term.keys(z, g)
+        if cache is None or keys is None:
+            return term.force(z, keys)
+        kept = cache.put(t, slot, keys)
+        if cache.is_empty:  # no earlier tokens: the whole text at once
+            return term.force(z, keys)
+        assert cache.seen is not None
+        return term.force_among(z, keys, kept, cache.seen)
 
     def forward(
         self,

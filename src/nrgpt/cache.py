@@ -14,6 +14,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from .kernels.dispatch import choose
+
 
 class Cache:
     """Keys by step and slot, each (rows, heads, capacity, size); a slot is one kind of key.
@@ -75,6 +77,10 @@ class Cache:
         if self.is_even:
             first = self.lengths[0]
             kept[:, :, first : first + keys.shape[2]] = keys
+        elif keys.shape[2] == 1 and choose(keys).fused and keys.stride(-1) == 1:
+            from .kernels.triton_kernels import keep_one
+
+            keep_one(kept, keys, self.seen.positions)
         else:
             kept[self.seen.rows, :, self.seen.positions] = keys.transpose(1, 2)
         return kept

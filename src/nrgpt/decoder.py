@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from .block import Stacked
 from .cache import Cache
 from .energy.total import Extra
 from .kernels.graph import Graphed
@@ -147,6 +148,8 @@ class GraphedDecoder(Decoder):
         extra: Extra | None,
     ):
         super().__init__(model, prompts, kind, steps, extra)
+        if model.cfg.block == "nrgpt":
+            self.prepared = [Stacked(terms) for terms in self.prepared]
         self.step = Graphed(self.logits_at)
         self.positions: Tensor | None = None
         """Of the latest tokens, (rows, 1), on the device."""

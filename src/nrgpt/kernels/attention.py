@@ -6,36 +6,26 @@ keys 0..N-2 under an ordinary causal mask. The first token sees nothing and gets
 construction: a softmax over an empty set has no gradient.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .dispatch import choose
+from .dispatch import choose, is_packed
 
 if TYPE_CHECKING:
     from ..cache import Seen
 
-_merges_packed = False
-
-
-@contextmanager
-def packed_attention() -> Iterator[None]:
-    """Inside, attention under torch.vmap takes the packed dimension for a part of the batch. (For
-    some of its kernels vmap knows no better than a loop.)"""
-    global _merges_packed
-    _merges_packed = True
-    try:
-        yield
-    finally:
-        _merges_packed = False
+FLASH_SIZE = 256
+"""Flash kernels take heads up to this wide."""
+TILE = 256
+"""Queries at a time where heads are wider."""
 
 
 class PackedAttention(torch.autograd.Function):
-    """Causal attention that vmap may batch. Differentiated outside of vmap only."""
+    """Causal attention in packed training: vmap takes the runs for a part of the batch. (For some
+    of its kernels vmap knows no better than a loop.) Differentiated outside of vmap only."""
 
     @staticmethod
     def forward(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
@@ -61,13 +51,17 @@ class PackedAttention(torch.autograd.Function):
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     """sum_{B<=A} softmax_B(scale q_A . k_B) v_B."""
-    if _merges_packed and not torch.compiler.is_compiling():
+    if is_packed() and not torch.compiler.is_compiling():
         return PackedAttention.apply(q, k, v, scale)
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
 
 
 def attend(q: Tensor, k: Tensor, scale: float, *, strict: bool) -> Tensor:
     """sum_B softmax_B(scale q_A . k_B) k_B, shaped like q."""
+    if is_tiled(q, k):
+        if torch.is_autocast_enabled("cuda"):
+            q, k = (x.to(torch.get_autocast_dtype("cuda")) for x in (q, k))
+        return SharedKeys.apply(q, k[:, 0], scale, strict)
     k = k.expand(-1, q.shape[1], -1, -1)
     if not strict:
         return causal_attention(q, k, k, scale)
@@ -76,6 +70,63 @@ def attend(q: Tensor, k: Tensor, scale: float, *, strict: bool) -> Tensor:
     q, k = q[..., 1:, :], k[..., :-1, :]
     out = causal_attention(q, k, k, scale)
     return F.pad(out, (0, 0, 1, 0))
+
+
+def is_tiled(q: Tensor, k: Tensor) -> bool:
+    """Full-rank heads on a GPU: too wide for flash kernels, and with keys in common, so that all
+    heads of a tile make one large product."""
+    return q.is_cuda and k.shape[1] == 1 and q.shape[-1] > FLASH_SIZE and not is_packed()
+
+
+class SharedKeys(torch.autograd.Function):
+    """Attention to keys (batch, tokens, size) that all heads share, by tiles of queries. The tiles
+    above the diagonal are left out; the probabilities are kept for the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, scale: float, strict: bool) -> Tensor:
+        heads, tokens = q.shape[1:3]
+        by_token = q.transpose(1, 2)  # as the read-out left it: heads of a token side by side
+        outs, probabilities = [], []
+        for start in range(0, tokens, TILE):
+            rows = by_token[:, start : start + TILE].flatten(1, 2)
+            seen = k[:, : start + TILE]
+            scores = (rows @ seen.mT) * scale
+            unseen = beyond(start, heads, scores, strict)
+            p = scores.masked_fill(unseen, float("-inf")).softmax(-1)
+            p = p.masked_fill(unseen, 0).to(q.dtype)  # who sees nothing gets zero, not NaN
+            probabilities.append(p)
+            outs.append(p @ seen)
+        out = torch.cat(outs, dim=1)
+        ctx.save_for_backward(q, k, out, *probabilities)
+        ctx.scale = scale
+        return out.unflatten(1, (tokens, heads)).transpose(1, 2)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, out, *probabilities = ctx.saved_tensors
+        heads, tokens = q.shape[1:3]
+        by_token = q.transpose(1, 2)
+        upstream = upstream.transpose(1, 2).flatten(1, 2)
+        precise = torch.promote_types(q.dtype, torch.float32)
+        correction = (upstream.to(precise) * out.to(precise)).sum(-1, keepdim=True)
+        dqs, dk = [], torch.zeros_like(k, dtype=precise)
+        for p, start in zip(probabilities, range(0, tokens, TILE), strict=True):
+            part = slice(start * heads, (start + TILE) * heads)
+            rows = by_token[:, start : start + TILE].flatten(1, 2)
+            seen, up = k[:, : start + TILE], upstream[:, part]
+            dp = up @ seen.mT
+            ds = (p * (dp.to(precise) - correction[:, part]) * ctx.scale).to(q.dtype)
+            dqs.append(ds @ seen)
+            dk[:, : start + TILE] += (ds.mT @ rows).to(precise) + (p.mT @ up).to(precise)
+        dq = torch.cat(dqs, dim=1).unflatten(1, (tokens, heads)).transpose(1, 2)
+        return dq, dk.to(k.dtype), None, None
+
+
+def beyond(start: int, heads: int, scores: Tensor, strict: bool) -> Tensor:
+    """Which keys the rows of a tile, ``heads`` for each token, do not see."""
+    row = torch.arange(scores.shape[1], device=scores.device)[:, None] // heads + start
+    key = torch.arange(scores.shape[2], device=scores.device)
+    return key >= row if strict else key > row
 
 
 def logsumexp_scores(q: Tensor, k: Tensor, scale: float, *, strict: bool) -> Tensor:

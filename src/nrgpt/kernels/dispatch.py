@@ -7,7 +7,8 @@ what would be taken.
 
 import importlib.util
 import os
-from functools import cache
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -22,43 +23,52 @@ class Choice(NamedTuple):
     why: str
 
 
-@cache
-def has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+_is_packed = False
 
 
-def choose(tensor: Tensor, *, opaque: bool = False) -> Choice:
-    """``opaque``: the kernel does what no compiler would put together, so it is taken inside
-    torch.compile too."""
+@contextmanager
+def packed() -> Iterator[None]:
+    """Inside, models run under torch.vmap, which most kernels know nothing of."""
+    global _is_packed
+    _is_packed = True
+    try:
+        yield
+    finally:
+        _is_packed = False
+
+
+def is_packed() -> bool:
+    return _is_packed
+
+
+def choose(tensor: Tensor) -> Choice:
     if os.environ.get("NRGPT_KERNELS") == "plain":
         return Choice(False, "NRGPT_KERNELS=plain")
     if tensor.device.type != "cuda":
         return Choice(False, f"Triton kernels are for CUDA, and this is on {tensor.device.type}")
-    if torch.compiler.is_compiling() and not opaque:
-        return Choice(False, "torch.compile fuses it with its neighbours")
+    if _is_packed:
+        return Choice(False, "packed runs are batched by vmap, which takes plain operations apart")
     if tensor.dtype not in PRECISIONS:
-        return Choice(
-            False, f"{tensor.dtype} is for checks, which the plain version is the truth of"
-        )
-    if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack():
-        return Choice(False, "inside torch.func: vmap and grad take plain operations apart")
-    if not has_triton():
+        return Choice(False, f"{tensor.dtype} is for checks, and the plain version is their truth")
+    if not HAS_TRITON:
         return Choice(False, "Triton is not installed")
-    return Choice(True, "on CUDA, outside of compiled code" if not opaque else "on CUDA")
+    return Choice(True, "on CUDA")
 
 
 def explain(device: torch.device | str, dtype: torch.dtype = torch.bfloat16) -> str:
     """What would be taken on a device, operation by operation."""
     some = torch.empty(1, device=device, dtype=dtype)
     lines = []
-    for operation, opaque in OPERATIONS.items():
-        fused, why = choose(some, opaque=opaque)
+    for operation in OPERATIONS:
+        fused, why = choose(some)
         lines.append(f"{operation:<36} {'Triton' if fused else 'plain':<7} {why}")
     return "\n".join(lines)
 
 
-OPERATIONS = {
-    "forces of FF1 and FF2W": False,
-    "attention of one token to kept keys": False,
-    "cross-entropy and its gradient": True,
-}
+OPERATIONS = (
+    "forces of FF1 and FF2W",
+    "attention of one token to kept keys",
+    "keeping one token's keys",
+    "cross-entropy and its gradient",
+)

@@ -7,8 +7,6 @@ Their backward passes ask for sigma''. PyTorch has a kernel for each factor; her
 once and writes the result once.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -28,35 +26,16 @@ def plain_square_force(z: Tensor, activation: str) -> Tensor:
 
 
 def pair_force(z: Tensor, activation: str) -> Tensor:
-    if choose(z).fused:
-        return FusedForce.apply(z, activation, True)
-    return plain_pair_force(z, activation)
+    if not choose(z).fused:
+        return plain_pair_force(z, activation)
+    from .triton_kernels import force
+
+    return force(z, activation, True)
 
 
 def square_force(z: Tensor, activation: str) -> Tensor:
-    if choose(z).fused:
-        return FusedForce.apply(z, activation, False)
-    return plain_square_force(z, activation)
+    if not choose(z).fused:
+        return plain_square_force(z, activation)
+    from .triton_kernels import force
 
-
-class FusedForce(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, z: Tensor, activation: str, pair: bool) -> Tensor:
-        from .triton_kernels import force
-
-        ctx.save_for_backward(z)
-        ctx.activation, ctx.pair = activation, pair
-        return force(z, None, activation, pair)
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
-        from .triton_kernels import force
-
-        (z,) = ctx.saved_tensors
-        if torch.is_grad_enabled():  # somebody will differentiate again
-            plain = plain_pair_force if ctx.pair else plain_square_force
-            (gradient,) = torch.autograd.grad(
-                plain(z, ctx.activation), z, upstream, create_graph=True
-            )
-            return gradient, None, None
-        return force(z, upstream, ctx.activation, ctx.pair), None, None
+    return force(z, activation, False)

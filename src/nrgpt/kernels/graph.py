@@ -1,6 +1,8 @@
 """Record what a function does on a GPU once, and replay it: one launch instead of hundreds."""
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -60,8 +62,21 @@ class Graphed(Generic[Result]):
     def record(self, recording: Recording, arguments: tuple[Any, ...]) -> None:
         recording.inputs = tuple(a.clone() if isinstance(a, Tensor) else a for a in arguments)
         recording.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(recording.graph):
+        with no_garbage_collected(), torch.cuda.graph(recording.graph):
             recording.outputs = self.function(*recording.inputs)
+
+
+@contextmanager
+def no_garbage_collected() -> Iterator[None]:
+    """An older graph that is freed while one is recorded spoils the recording."""
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def clone(result: Any) -> Any:

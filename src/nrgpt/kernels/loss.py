@@ -52,7 +52,7 @@ def loss_and_error(
 ) -> tuple[Tensor, Tensor | None]:
     """Weighted losses of rows of logits and the gradient of their sum, which takes the logits'
     place."""
-    if choose(logits, opaque=True).fused:
+    if choose(logits).fused:
         from .triton_kernels import cross_entropy_
 
         losses = cross_entropy_(logits, answer, weight, wants_gradient)

@@ -1,10 +1,14 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 """The Triton kernels. Imported only where ``dispatch`` has chosen them."""
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from .feedforward import plain_pair_force, plain_square_force
 
 ACTIVATION = {"relu": 0, "gelu": 1, "gelu_tanh": 2}
 
@@ -59,8 +63,7 @@ def force_kernel(
         tl.store(out, 2.0 * value * slope, mask=inside)
 
 
-def force(z: Tensor, upstream: Tensor | None, activation: str, pair: bool) -> Tensor:
-    """The force of FF2W (``pair``) or FF1 or, given what comes back from it, the gradient of z."""
+def launch_force(z: Tensor, upstream: Tensor | None, activation: str, pair: bool) -> Tensor:
     rows = by_rows(z)
     given = rows if upstream is None else by_rows(upstream)
     out = torch.empty(z.shape, dtype=z.dtype, device=z.device)
@@ -73,6 +76,51 @@ def force(z: Tensor, upstream: Tensor | None, activation: str, pair: bool) -> Te
         KIND=ACTIVATION[activation], PAIR=pair, BACKWARD=upstream is not None, BLOCK=block,
     )  # fmt: skip
     return out
+
+
+@torch.library.custom_op("nrgpt::force", mutates_args=())
+def force(z: Tensor, activation: str, pair: bool) -> Tensor:
+    """The force of FF2W (``pair``) or FF1."""
+    return launch_force(z, None, activation, pair)
+
+
+@torch.library.custom_op("nrgpt::force_backward", mutates_args=())
+def force_backward(z: Tensor, upstream: Tensor, activation: str, pair: bool) -> Tensor:
+    """The gradient of z, given that of the force."""
+    return launch_force(z, upstream, activation, pair)
+
+
+@force.register_fake
+def _(z: Tensor, activation: str, pair: bool) -> Tensor:
+    return torch.empty(z.shape, dtype=z.dtype, device=z.device)
+
+
+@force_backward.register_fake
+def _(z: Tensor, upstream: Tensor, activation: str, pair: bool) -> Tensor:
+    return torch.empty(z.shape, dtype=z.dtype, device=z.device)
+
+
+def keep_arguments(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *tensors, ctx.activation, ctx.pair = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def backward_of_force(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
+    (z,) = ctx.saved_tensors
+    return force_backward(z, upstream, ctx.activation, ctx.pair), None, None
+
+
+def backward_of_backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+    """For the few who differentiate twice: by the plain version."""
+    plain = plain_pair_force if ctx.pair else plain_square_force
+    with torch.enable_grad():
+        z, first = (x.detach().requires_grad_() for x in ctx.saved_tensors)
+        (gradient,) = torch.autograd.grad(plain(z, ctx.activation), z, first, create_graph=True)
+        return (*torch.autograd.grad(gradient, (z, first), upstream), None, None)
+
+
+force.register_autograd(backward_of_force, setup_context=keep_arguments)
+force_backward.register_autograd(backward_of_backward, setup_context=keep_arguments)
 
 
 def by_rows(z: Tensor) -> Tensor:
@@ -175,6 +223,30 @@ def attend_one(q: Tensor, kept: Tensor, last: Tensor, scale: float, *, strict: b
             SPLITS=triton.next_power_of_2(splits), SIZE=block_size,
         )  # fmt: skip
     return out
+
+
+@triton.jit
+def keep_kernel(
+    keys_at, kept_at, place_at, heads, size, keys_row, keys_head, kept_row, kept_head, kept_token,
+    SIZE: tl.constexpr,
+):  # fmt: skip
+    pair = tl.program_id(0).to(tl.int64)
+    row, head = pair // heads, pair % heads
+    column = tl.arange(0, SIZE)
+    place = tl.load(place_at + row)
+    key = tl.load(keys_at + row * keys_row + head * keys_head + column, mask=column < size)
+    kept = kept_at + row * kept_row + head * kept_head + place * kept_token
+    tl.store(kept + column, key, mask=column < size)
+
+
+def keep_one(kept: Tensor, keys: Tensor, place: Tensor) -> None:
+    """Put one token's keys (rows, heads, 1, size) into kept (rows, heads, capacity, size), at
+    ``place`` (rows, 1)."""
+    rows, heads, _, size = keys.shape
+    keep_kernel[(rows * heads,)](
+        keys, kept, place, heads, size, keys.stride(0), keys.stride(1),
+        kept.stride(0), kept.stride(1), kept.stride(2), SIZE=triton.next_power_of_2(size),
+    )  # fmt: skip
 
 
 @triton.jit

@@ -13,13 +13,17 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ..kernels.attention import packed_attention
+from ..kernels.dispatch import packed
 from ..kernels.graph import Graphed
 from ..model import LanguageModel
 from .config import OptimiserConfig
 from .optim import is_weight_matrix
 from .packed_optim import PackedOptimiser
+
+BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""All but cuDNN's, for which a compiler sees an output under vmap that is not there."""
 
 
 class PackedStep:
@@ -82,12 +86,14 @@ class PackedStep:
 
     @torch.no_grad()
     def estimate(self, x: Tensor, y: Tensor) -> Tensor:
-        return self.losses(x, y, None, None)
+        with packed(), sdpa_kernel(BACKENDS):
+            return self.losses(x, y, None, None)
 
     def update(
         self, x: Tensor, y: Tensor, masks: Tensor | None, rates: Tensor, steps: int | None
     ) -> tuple[Tensor, Tensor]:
-        losses = self.losses(x, y, masks, steps)
+        with packed(), sdpa_kernel(BACKENDS):
+            losses = self.losses(x, y, masks, steps)
         gradients = torch.autograd.grad(losses.sum(), list(self.optimiser.weights.values()))
         losses = losses.detach()
         return losses, self.optimise(gradients, losses, rates)
@@ -101,8 +107,7 @@ class PackedStep:
             return value
 
         dims = (0, 0, 0, None if masks is None else 0)
-        with packed_attention():
-            return vmap(loss, in_dims=dims)(self.weights, x, y, masks)
+        return vmap(loss, in_dims=dims)(self.weights, x, y, masks)
 
     def tensors(self, run: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Weights and optimiser state of one run, as its lone run would save them."""
