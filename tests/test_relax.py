@@ -9,6 +9,7 @@ from nrgpt.dynamics.field import Field
 from nrgpt.dynamics.relax import Stop, relax
 from nrgpt.dynamics.solvers import Anderson, Backtracking, Langevin, Momentum
 from tests.models import COUPLINGS, RATES, config, randomised, relative
+from tests.test_convergence import bowl
 
 MODELS = [
     *({"coupling": coupling} for coupling in COUPLINGS),
@@ -190,3 +191,16 @@ def test_mistakes():
     ):
         with pytest.raises(ValueError, match=said):
             wrong()
+
+
+def test_anderson_survives_parallel_moves_in_float32():
+    """In a round bowl all moves are parallel: the mixing has no unique answer, and any one is at
+    the bottom."""
+    model, extra = bowl(*[0.1] * 5)
+    term = extra["bowl"]
+    term.k, term.a = term.k.float(), term.a.float()
+    idx = torch.randint(11, (3, 5))
+    x = relax(model.float(), idx, steps=12, solver=Anderson(5), extra=extra).x
+    assert (x - term.a).abs().max() < 1e-5
+    plain = relax(model, idx, steps=12, extra=extra).x
+    assert (plain - term.a).abs().max() > 1

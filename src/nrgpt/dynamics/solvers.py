@@ -94,9 +94,11 @@ class Anderson(Solver):
         gram = dmove @ dmove.mT
         scale = gram.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
         eye = torch.eye(gram.shape[-1], dtype=x.dtype, device=x.device)
-        tiny = torch.finfo(x.dtype).tiny
+        numbers = torch.finfo(x.dtype)
+        ridge = max(self.ridge, 10 * numbers.eps)  # less would be lost: moves are often parallel
         right = dmove @ move.unsqueeze(-1)
-        theta = torch.linalg.solve(gram + (self.ridge * scale + tiny) * eye, right)
+        # Where a system is singular nevertheless, what comes out is no help, and a plain step is.
+        theta, _ = torch.linalg.solve_ex(gram + (ridge * scale + numbers.tiny) * eye, right)
         mixed = plain - ((dx + dmove).mT @ theta).squeeze(-1)
         self.remember(x, move)
         helps = torch.isfinite(mixed).all(-1) & (field.energy(mixed) <= look.energy)
