@@ -1,15 +1,17 @@
 """What watching costs, as a multiple of computing the states alone: python trajectory_cost.py."""
 
+import functools
 import inspect
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 import nrgpt
 
-SIZES = {"width": 128, "heads": 4, "steps": 8, "context": 256}
+SIZES: dict[str, Any] = {"width": 128, "heads": 4, "steps": 8, "context": 256}
 
 
 def medians(ways: dict[str, Callable[[], object]], repeats: int = 15) -> dict[str, float]:
@@ -28,15 +30,15 @@ def main() -> None:
     for vocabulary, batch in ((65, 8), (50_304, 2)):
         model = nrgpt.LanguageModel(nrgpt.ModelConfig(vocab_size=vocabulary, **SIZES)).eval()
         idx = torch.randint(vocabulary, (batch, SIZES["context"]))
-        options = {"trajectory": {}, "without energies": {"energies": False}}
+        options: dict[str, Any] = {"trajectory": {}, "without energies": {"energies": False}}
         if "readouts" in inspect.signature(nrgpt.trajectory).parameters:
             options["without readouts"] = {"readouts": False}
-        ways = {
+        ways: dict[str, Callable[[], object]] = {
             "states": lambda: list(model.states(idx)),  # noqa: B023
             "forward pass": lambda: model(idx),  # noqa: B023
         }
         for name, chosen in options.items():
-            ways[name] = lambda chosen=chosen: nrgpt.trajectory(model, idx, **chosen)  # noqa: B023
+            ways[name] = functools.partial(nrgpt.trajectory, model, idx, **chosen)
         with torch.no_grad():
             found = medians(ways)
         print(f"{batch} x {SIZES['context']} tokens, {vocabulary:,} kinds")

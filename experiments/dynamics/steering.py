@@ -1,0 +1,263 @@
+"""Energy regularisers on Shakespeare: avoid words, keep a style. What do they do, and what do they
+cost in loss?"""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from common import Results, Study, batches, mean, show, token_losses, windows
+from rich.progress import track
+from torch import Tensor
+
+from nrgpt.dynamics.figures import new_figure, save
+from nrgpt.dynamics.regularise import Regulariser, Says, Toward, concept_vector, telling_steps
+from nrgpt.dynamics.schedules import Schedule, switch_on
+from nrgpt.dynamics.trajectory import trajectory
+from nrgpt.generate import evaluating
+from nrgpt.model import LanguageModel
+from nrgpt.runs import Run
+
+AVOIDED = ("thou", "thee", "thy", "king", "lord", "love")
+WAYS = ("energy", "energy, second half", "logits")
+OLD, NEW = ("thou", "thee", "thy", "thine"), ("you", "your", "yours")
+
+
+class AllowedNext(Regulariser):
+    """E_A = -weight log P(the next token is one of those allowed after token A), read out of g.
+
+    ``allowed`` is (batch, tokens, vocabulary): another set for each place, so this is for passes
+    over whole texts. Where everything is allowed E is zero, and so is the force.
+    """
+
+    forbidden: Tensor
+
+    def __init__(self, model: LanguageModel, allowed: Tensor, weight: float | Schedule):
+        super().__init__(weight)
+        self.says = Says(model, [0], 1.0)  # knows how to read out of g
+        self.register_buffer("forbidden", ~allowed)
+
+    def energy(self, z: Tensor, keys: Tensor | None) -> Tensor:
+        logits = self.says.logits(z)
+        among = logits.masked_fill(self.forbidden, float("-inf")).logsumexp(-1)
+        return self.weight * (logits.logsumexp(-1) - among)
+
+    def force(self, z: Tensor, keys: Tensor | None) -> Tensor:
+        logits = self.says.logits(z)
+        among = logits.masked_fill(self.forbidden, float("-inf")).softmax(-1)
+        return self.weight * ((among - logits.softmax(-1)) @ self.says.head)
+
+
+def completing(text: str, words: Sequence[str], symbols: Sequence[str]) -> dict[int, list[int]]:
+    """For each place of a text after which one letter would complete one of the words: the tokens
+    of that letter, small and large."""
+    number = {symbol: i for i, symbol in enumerate(symbols)}
+    last = {word[:-1]: word[-1] for word in words}
+    found: dict[int, list[int]] = {}
+    for match in re.finditer(r"[A-Za-z]+", text):
+        for beginning, letter in last.items():
+            if match.group().lower().startswith(beginning):
+                place = match.start() + len(beginning) - 1
+                cases = (number.get(letter), number.get(letter.upper()))
+                found.setdefault(place, []).extend(c for c in cases if c is not None)
+    return found
+
+
+def allowed_after(run: Run, idx: Tensor, words: Sequence[str]) -> Tensor:
+    """Which tokens do not complete one of the words: (batch, tokens, vocabulary)."""
+    symbols = [run.decode([i]) for i in range(run.tokenizer.vocab_size)]
+    allowed = torch.ones(*idx.shape, run.model.cfg.vocab_size, dtype=torch.bool)
+    for row, tokens in enumerate(idx.tolist()):
+        for place, letters in completing(run.decode(tokens), words, symbols).items():
+            allowed[row, place, letters] = False
+    return allowed.to(idx.device)
+
+
+def words_of(text: str) -> list[str]:
+    return re.findall(r"[a-z]+", text.lower())
+
+
+def share_of(texts: Sequence[str], words: Sequence[str]) -> tuple[int, int]:
+    """How many words of these texts begin with one of the given ones, and how many there are."""
+    everything = [word for text in texts for word in words_of(text)]
+    return sum(word.startswith(tuple(words)) for word in everything), len(everything)
+
+
+def avoid(study: Study) -> None:
+    """Avoid a set of words (whatever begins with them): how often does the model still say them,
+    and what does text cost that does not have them, and text that does? The energy acts at all
+    steps, or in the second half of them. Beside it, the plain way: taking the same letters' logits
+    down after the last step."""
+    results = Results(study.to / "avoid.json")
+    weights = [0.0, 1.0] if study.quick else [0.0, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0]
+    for run in study.open():
+        text = windows(run, study.size(study.tokens or 32_768, 128))
+        lines: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
+        for way, line in lines.items():
+            for weight in weights:
+                line.append(avoided(study, run, text, weight, way))
+                results.add(run, "words", AVOIDED)
+                results.add(run, "avoided by", lines)
+            rows = [
+                [
+                    e["weight"],
+                    e["per 1000 words"],
+                    e["±"],
+                    e["loss elsewhere"],
+                    e["loss where avoided"],
+                ]
+                for e in line
+            ]
+            headings = ["weight", "of 1000 words", "±", "loss elsewhere", "loss where avoided"]
+            show(f"{run.folder.name}: words avoided by {way}", headings, rows)
+        trade_off(study, f"avoid-{run.folder.name}", lines, "per 1000 words", "loss elsewhere")
+
+
+@torch.no_grad()
+def avoided(study: Study, run: Run, text: Tensor, weight: float, way: str) -> dict[str, Any]:
+    losses, here = [], []
+    for idx, targets in batches(text):
+        logits = constrained(run, idx, weight, way)
+        losses.append(token_losses(logits, targets))
+        allowed = allowed_after(run, idx, AVOIDED).cpu()
+        here.append(~allowed.gather(2, targets.cpu()[..., None])[..., 0])
+    loss, is_avoided = torch.cat(losses), torch.cat(here)
+    rows = study.size(16 if study.device == "cpu" else 256, 2)
+    length = study.size(run.model.cfg.context, 12)
+    said = sampled(run, rows, length, weight, way)
+    hits, words = share_of(said, AVOIDED)
+    return {
+        "weight": weight,
+        "per 1000 words": 1000 * hits / max(1, words),
+        "±": 1000 * hits**0.5 / max(1, words),  # as if hits were independent
+        "hits": hits,
+        "words": words,
+        "loss": mean(loss).value,
+        "loss elsewhere": loss[~is_avoided].mean().item(),
+        "loss where avoided": loss[is_avoided].mean().item(),
+        "an example": said[0],
+    }
+
+
+def constrained(run: Run, idx: Tensor, weight: float, way: str) -> Tensor:
+    """Logits of texts, with the words avoided in one way or the other."""
+    allowed = allowed_after(run, idx, AVOIDED)
+    if way == "logits":
+        return run.model(idx)[0] - weight * ~allowed
+    late = switch_on(run.model.cfg.steps // 2, weight)
+    term = AllowedNext(run.model, allowed, weight if way == "energy" else late)
+    with telling_steps(run.model, {"allowed": term}):
+        return run.model(idx, extra={"allowed": term})[0]
+
+
+@torch.no_grad()
+def sampled(run: Run, rows: int, length: int, weight: float, way: str) -> list[str]:
+    """Texts of ``length`` tokens, sampled token by token. What is allowed depends on the text so
+    far, so nothing is cached."""
+    device = run.model.tokens.device
+    generator = torch.Generator(device).manual_seed(0)
+    idx = torch.tensor([run.encode("\n")] * rows, device=device)
+    with evaluating(run.model):
+        for _ in track(range(length - 1), f"sampling, {way}, weight {weight:g}"):
+            p = constrained(run, idx, weight, way)[:, -1].float().softmax(-1)
+            idx = torch.cat([idx, torch.multinomial(p, 1, generator=generator)], 1)
+    return [run.decode(row) for row in idx.tolist()]
+
+
+# Style -------------------------------------------------------------------------------------------
+
+
+def address(texts: Sequence[str]) -> tuple[int, int]:
+    """Old and new ways to address somebody, counted."""
+    words = [word for text in texts for word in words_of(text)]
+    return sum(word in OLD for word in words), sum(word in NEW for word in words)
+
+
+def style(study: Study) -> None:
+    """A concept vector from texts that say thou against texts that say you, as a constant pull on
+    every token. Does the share of thou among both follow the weight, and what does it cost? The
+    weight is a multiple of the mean force that the model has by itself."""
+    results = Results(study.to / "style.json")
+    scales = [0.0, 0.1] if study.quick else [-0.3, -0.2, -0.1, -0.05, 0.0, 0.05, 0.1, 0.2, 0.3]
+    for run in study.open():
+        model = run.model
+        training = windows(run, study.size(10**9, 2_000), "train")[:, :-1]
+        leaning = torch.tensor([old - new for old, new in map(address_of(run), training.tolist())])
+        order = leaning.argsort(descending=True)
+        count = min(study.size(200, 4), len(order) // 2)
+        having, lacking = training[order[:count]], training[order[-count:]]
+        v = concept_vector(model, having, lacking)
+        text = windows(run, study.size(study.tokens or 32_768, 128))
+        force = trajectory(model, text[:8, :-1], readouts=False).force
+        assert force is not None
+        unit = force[:-1].mean().item()
+        results.add(run, "mean force", unit)
+        results.add(run, "mean lean of the texts", leaning[order[:count]].double().mean().item())
+        line: list[dict[str, Any]] = []
+        for scale in scales:
+            line.append(styled(study, run, text, v, scale, unit))
+            results.add(run, "by weight", line)
+        headings = ["weight", "thou forms", "you forms", "share of thou", "±", "loss", "±"]
+        rows = [
+            [e["scale"], e["old"], e["new"], e["share"], e["share ±"], e["loss"], e["loss ±"]]
+            for e in line
+        ]
+        show(f"{run.folder.name}: toward thou", headings, rows)
+        trade_off(study, f"style-{run.folder.name}", {"toward thou": line}, "share", "loss")
+
+
+def address_of(run: Run) -> Any:
+    return lambda tokens: address([run.decode(tokens)])
+
+
+@torch.no_grad()
+def styled(
+    study: Study, run: Run, text: Tensor, v: Tensor, scale: float, unit: float
+) -> dict[str, Any]:
+    model = run.model
+    extra = {"style": Toward(v, scale * unit)}
+    losses = [token_losses(model(idx, extra=extra)[0], t) for idx, t in batches(text)]
+    rows, length = study.size(256, 2), study.size(model.cfg.context - 1, 12)
+    generator = torch.Generator(model.tokens.device).manual_seed(0)
+    said = model.generate(
+        [run.encode("\n")] * rows,
+        max_new_tokens=length,
+        temperature=1.0,
+        generator=generator,
+        extra=extra,
+    )
+    texts = [run.decode(tokens) for tokens in said]
+    old, new = address(texts)
+    share = old / (old + new) if old + new else float("nan")
+    loss = mean(torch.cat(losses))
+    return {
+        "scale": scale,
+        "weight": scale * unit,
+        "old": old,
+        "new": new,
+        "share": share,
+        "share ±": (share * (1 - share) / (old + new)) ** 0.5 if old + new else float("nan"),
+        "loss": loss.value,
+        "loss ±": loss.error,
+        "an example": texts[0],
+    }
+
+
+def trade_off(
+    study: Study, name: str, lines: dict[str, list[dict[str, Any]]], effect: str, cost: str
+) -> None:
+    """Effect against cost, a point for each weight."""
+    figure = new_figure(6, 4)
+    axis = figure.subplots()
+    for label, line in lines.items():
+        axis.plot([e[cost] for e in line], [e[effect] for e in line], "o-", label=label)
+        for entry in line:
+            weight = entry.get("scale", entry["weight"])
+            place = (entry[cost], entry[effect])
+            axis.annotate(
+                f"{weight:g}", place, textcoords="offset points", xytext=(4, 4), fontsize=7
+            )
+    axis.set(xlabel=f"{cost} (nats)", ylabel=effect)
+    axis.grid(alpha=0.3)
+    axis.legend()
+    save(figure, study.to / name, ("png",))
