@@ -1,6 +1,7 @@
 """How tokens move: the paper's figures, and certified models beside the others."""
 
 from dataclasses import asdict
+from typing import Any
 
 import torch
 from common import Results, Study, batches, mean, show, token_losses, windows
@@ -70,7 +71,7 @@ def certified(study: Study) -> None:
     The loss at the trained number of steps is that of the whole split with overlapping windows, as
     in a run's result; those at other numbers are of windows side by side."""
     results = Results(study.to / "certified.json")
-    curves = {}
+    curves: dict[str, dict[str, dict[str, float]]] = {}
     for run in study.open():
         model = run.model
         certificate = model.certificate()
@@ -81,12 +82,17 @@ def certified(study: Study) -> None:
             loss = split_loss(model, run.dataset(verify=False).tokens("val"), progress=True)
             results.add(run, "validation loss", asdict(loss))
         curves[run.folder.name] = other_numbers_of_steps(study, run, results)
+        save(steps_figure(curves), study.to / "certified-steps", ("png",))
         model.double()
         text = windows(run, study.size(4_096, 128))
         rises = model.certificate(idx=text[:, :-1]).check
         results.add(run, "descent, frozen past", asdict(rises.frozen))
         results.add(run, "descent, in parallel", asdict(rises.parallel))
         rest(study, run, text[:, :-1], results)
+
+
+def steps_figure(curves: dict[str, dict[str, dict[str, float]]]) -> Any:
+    """Loss against the number of steps, of all runs so far."""
     figure = new_figure(6, 4)
     axis = figure.subplots()
     for name, curve in curves.items():
@@ -102,7 +108,7 @@ def certified(study: Study) -> None:
     axis.set_xscale("log", base=2)
     axis.grid(alpha=0.3)
     axis.legend()
-    save(figure, study.to / "certified-steps", ("png",))
+    return figure
 
 
 @torch.no_grad()

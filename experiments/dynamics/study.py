@@ -17,6 +17,8 @@ import torch
 import typer
 from common import Study
 
+from nrgpt.cli.common import clear_errors
+
 PARTS: dict[str, Callable[[Study], None]] = {
     "energies": motion.energies,
     "certified": motion.certified,
@@ -29,6 +31,7 @@ PARTS: dict[str, Callable[[Study], None]] = {
 }
 
 
+@clear_errors
 def main(
     part: Annotated[str, typer.Argument(help=f"One of {', '.join(PARTS)}.")],
     runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
