@@ -33,7 +33,7 @@ class Folded(NamedTuple):
 
     term: EnergyTerm
     readout: Readout
-    write: Tensor  # eta R^T, (D, written rows)
+    write: Tensor  # eta R^T times the term's gain, (D, written rows)
     field: Tensor | None  # eta h, (D,)
 
 
@@ -91,6 +91,9 @@ class EnergyBlock(nn.Module):
             back = torch.eye(self.rate.width, dtype=some.dtype, device=some.device)
         else:
             back = R[: term.written].T
+        gain = term.gain()
+        if gain is not None:
+            back = back * gain
         field = None if h is None else self.rate.fold(h, self.norm)
         return Folded(term, readout, self.rate.fold(back, self.norm), field)
 
@@ -115,15 +118,15 @@ class EnergyBlock(nn.Module):
     def force(
         self, term: EnergyTerm, z: Tensor, g: Tensor, t: int, slot: int, cache: Cache | None
     ) -> Tensor:
-        """The force of a term, whose keys go into the cache if there is one."""
+        """The bare force of a term, whose keys go into the cache if there is one."""
         keys = term.keys(z, g)
         if cache is None or keys is None:
-            return term.force(z, keys)
+            return term.bare_force(z, keys)
         kept = cache.put(t, slot, keys)
         if cache.is_empty:  # no earlier tokens: the whole text at once
-            return term.force(z, keys)
+            return term.bare_force(z, keys)
         assert cache.seen is not None
-        return term.force_among(z, keys, kept, cache.seen)
+        return term.bare_force_among(z, keys, kept, cache.seen)
 
     def forward(
         self,

@@ -83,22 +83,38 @@ class AttentionEnergy(EnergyTerm):
         on_q, log_sum = attend_with_logsumexp(q, keys, self.beta, strict=self.mask == "strict")
         energy = -self.weighted(log_sum.unsqueeze(-1)).sum((1, 3)) / self.beta
         if self.mask != "inclusive":
-            return energy, self.merge(self.weighted(on_q))
+            return energy, self.gained(self.merge(on_q))
         return energy, self.with_own_key(q, keys, on_q, log_sum)
 
+    def gain(self) -> Tensor | None:
+        """alpha_h for each row of a head. (The force on own keys sums over heads: not with it.)"""
+        if self.alpha is None or self.mask == "inclusive":
+            return None
+        return self.alpha.repeat_interleave(self.size)
+
     def force(self, z: Tensor, keys: Tensor | None) -> Tensor:
+        return self.gained(self.bare_force(z, keys))
+
+    def force_among(self, z: Tensor, keys: Tensor, kept: Tensor, seen: Seen) -> Tensor:
+        return self.gained(self.bare_force_among(z, keys, kept, seen))
+
+    def gained(self, force: Tensor) -> Tensor:
+        gain = self.gain()
+        return force if gain is None else force * gain.to(force.dtype)
+
+    def bare_force(self, z: Tensor, keys: Tensor | None) -> Tensor:
         assert keys is not None
         q = self.split(z[..., : self.queries])
         on_q = attend(q, keys, self.beta, strict=self.mask == "strict")
         if self.mask != "inclusive":
-            return self.merge(self.weighted(on_q))
+            return self.merge(on_q)
         return self.with_own_key(q, keys, on_q, logsumexp_scores(q, keys, self.beta, strict=False))
 
-    def force_among(self, z: Tensor, keys: Tensor, kept: Tensor, seen: Seen) -> Tensor:
+    def bare_force_among(self, z: Tensor, keys: Tensor, kept: Tensor, seen: Seen) -> Tensor:
         q = self.split(z[..., : self.queries])
         on_q = attend_kept(q, kept, seen, self.beta, strict=self.mask == "strict")
         if self.mask != "inclusive":
-            return self.merge(self.weighted(on_q))
+            return self.merge(on_q)
         kept, mask = seen.window(kept, strict=False)
         return self.with_own_key(q, keys, on_q, logsumexp_among(q, kept, self.beta, mask))
 

@@ -86,6 +86,18 @@ class EnergyTerm(nn.Module, ABC):
             'asks for; write it, or generate with cache="none"'
         )
 
+    def gain(self) -> Tensor | None:
+        """Factors of the force that no token changes, one for each written row. The model's own
+        loop puts them into the way back, once for all steps, and asks for the bare forces: those
+        without them."""
+        return None
+
+    def bare_force(self, z: Tensor, keys: Tensor | None) -> Tensor:
+        return self.force(z, keys)
+
+    def bare_force_among(self, z: Tensor, keys: Tensor, kept: Tensor, seen: Seen) -> Tensor:
+        return self.force_among(z, keys, kept, seen)
+
     def energy_among(self, z: Tensor, keys: Tensor, kept: Tensor, seen: Seen) -> Tensor:
         """``energy`` of tokens among kept keys, as ``force_among``."""
         raise ValueError(f"{type(self).__name__} has keys but no energy_among(); write it")

@@ -17,9 +17,10 @@ WARM_UP = 3
 
 @dataclass
 class Recording:
+    inputs: tuple[Any, ...]
+    """Where the graph reads its arguments from."""
     calls: int = 0
     graph: Any = None
-    inputs: tuple[Any, ...] = ()
     outputs: Any = None
 
 
@@ -38,15 +39,18 @@ class Graphed(Generic[Result]):
         if not any(isinstance(a, Tensor) and a.is_cuda for a in arguments):
             return self.function(*arguments)
         key = tuple((a.shape, a.dtype) if isinstance(a, Tensor) else a for a in arguments)
-        recording = self.recordings.setdefault(key, Recording())
-        recording.calls += 1
-        if recording.calls <= WARM_UP:
-            return self.beside(*arguments)
-        if recording.graph is None:
-            self.record(recording, arguments)
+        if key not in self.recordings:
+            inputs = tuple(a.clone() if isinstance(a, Tensor) else a for a in arguments)
+            self.recordings[key] = Recording(inputs)
+        recording = self.recordings[key]
         for kept, given in zip(recording.inputs, arguments, strict=True):
             if isinstance(kept, Tensor):
                 kept.copy_(given)
+        recording.calls += 1
+        if recording.calls <= WARM_UP:
+            return self.beside(*recording.inputs)
+        if recording.graph is None:
+            self.record(recording)
         recording.graph.replay()
         return clone(recording.outputs)
 
@@ -59,8 +63,7 @@ class Graphed(Generic[Result]):
         here.wait_stream(own)
         return result
 
-    def record(self, recording: Recording, arguments: tuple[Any, ...]) -> None:
-        recording.inputs = tuple(a.clone() if isinstance(a, Tensor) else a for a in arguments)
+    def record(self, recording: Recording) -> None:
         recording.graph = torch.cuda.CUDAGraph()
         with no_garbage_collected(), torch.cuda.graph(recording.graph):
             recording.outputs = self.function(*recording.inputs)
@@ -69,7 +72,6 @@ class Graphed(Generic[Result]):
 @contextmanager
 def no_garbage_collected() -> Iterator[None]:
     """An older graph that is freed while one is recorded spoils the recording."""
-    gc.collect()
     was_enabled = gc.isenabled()
     gc.disable()
     try:
