@@ -51,7 +51,8 @@ def energies(study: Study) -> None:
 
 def about_energies(by_term: dict[str, Tensor], size: Tensor) -> dict[str, object]:
     total = by_term["total"]
-    rises = total.diff(dim=0) > 1e-6 * total[1:].abs()
+    relative = total.diff(dim=0) / total[1:].abs()
+    rises = relative > 1e-6
     quarter = max(1, len(rises) // 4)
     return {
         "start": {name: value[0].mean().item() for name, value in by_term.items()},
@@ -60,6 +61,7 @@ def about_energies(by_term: dict[str, Tensor], size: Tensor) -> dict[str, object
         "rising": rises.double().mean().item(),
         "rising in the first quarter": rises[:quarter].double().mean().item(),
         "rising in the last quarter": rises[-quarter:].double().mean().item(),
+        "largest relative rise in the last quarter": relative[-quarter:].max().item(),
         "last relative change": ((total[-1] - total[-2]) / total[-1]).abs().mean().item(),
         "size at start and end": [size[0].mean().item(), size[-1].mean().item()],
     }

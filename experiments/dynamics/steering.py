@@ -73,6 +73,11 @@ def allowed_after(run: Run, idx: Tensor, words: Sequence[str]) -> Tensor:
     return allowed.to(idx.device)
 
 
+def check_words(run: Run) -> None:
+    if run.cfg.data.task != "shakespeare":
+        raise ValueError(f"{run.folder} knows {run.cfg.data.task}; this part is about words")
+
+
 def words_of(text: str) -> list[str]:
     return re.findall(r"[a-z]+", text.lower())
 
@@ -91,6 +96,7 @@ def avoid(study: Study) -> None:
     results = Results(study.to / "avoid.json")
     weights = [0.0, 1.0] if study.quick else [0.0, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0]
     for run in study.open():
+        check_words(run)
         text = windows(run, study.size(study.tokens or 32_768, 128))
         lines: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
         for way, line in lines.items():
@@ -180,6 +186,7 @@ def style(study: Study) -> None:
     results = Results(study.to / "style.json")
     scales = [0.0, 0.1] if study.quick else [-0.3, -0.2, -0.1, -0.05, 0.0, 0.05, 0.1, 0.2, 0.3]
     for run in study.open():
+        check_words(run)
         model = run.model
         training = windows(run, study.size(10**9, 2_000), "train")[:, :-1]
         leaning = torch.tensor([old - new for old, new in map(address_of(run), training.tolist())])
