@@ -105,6 +105,9 @@ def test_certificate_and_adaptive(tmp_path):
     said = nrgpt("certificate", "mine", "--texts", "2")
     assert "no descent guaranteed" in said
     assert "frozen past" in said
+    said = nrgpt("convergence", "mine", "--texts", "2", "--steps", "20", "--to", "rest")
+    assert "in parallel" in said
+    assert len(list((tmp_path / "rest").glob("*.png"))) == 2
     said = nrgpt("adaptive", "mine", "--rule", "kl", "--texts", "2", "--to", "costs.png")
     assert "all steps" in said
     assert (tmp_path / "costs.png").stat().st_size > 1_000

@@ -1,4 +1,4 @@
-"""nrgpt certificate, adaptive."""
+"""nrgpt certificate, adaptive, convergence."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -81,3 +81,51 @@ def adaptive(
     if to is not None:
         save(adaptive_figure(costs), to, ("png",))
         screen.print(f"figure in {to}")
+
+
+@app.command()
+@clear_errors
+def convergence(
+    run: RunFolder,
+    steps: Annotated[
+        int | None, typer.Option(help="Steps to take; default 50 times the trained number.")
+    ] = None,
+    tolerance: Annotated[
+        float, typer.Option(help="At rest: each step changes g by no more than this share.")
+    ] = 1e-3,
+    texts: Texts = 8,
+    step: Checkpoint = None,
+    to: Annotated[Path | None, typer.Option(help="Folder for a PNG of each.")] = None,
+    device: Device = "auto",
+) -> None:
+    """When do tokens come to rest, and do they come back when pushed? Ctrl-C: with fewer steps."""
+    import torch
+
+    from ..dynamics.convergence import stability, transients
+    from ..dynamics.figures import save
+    from ..dynamics.plots import convergence_figure
+
+    loaded = open_run(run, step, device)
+    model = loaded.model.double()
+    idx, _ = validation_texts(loaded, texts)
+    with torch.no_grad():
+        *_, last = model.states(idx)
+    steps = 50 * model.cfg.steps if steps is None else steps
+    table = Table(title=f"{idx.shape[0]} texts of {idx.shape[1]} tokens, {steps} steps")
+    for heading in ("past", "at rest", "median steps of these", "left of a push", "power of t"):
+        table.add_column(heading, justify="right")
+    for name, past in (("in parallel", None), ("frozen", last)):
+        found = transients(model, idx, steps=steps, tolerance=tolerance, past=past, progress=True)
+        taken = found.steps  # fewer, if it was interrupted
+        pushed = stability(model, idx, settle=taken, steps=taken, past=past, progress=True)
+        table.add_row(
+            name,
+            f"{100 * found.share_at_rest.mean().item():.1f} %",
+            f"{found.lengths.nanmedian().item():g}",
+            f"{pushed.left.median().item():.2f}",
+            f"{-pushed.powers.median().item():.2f}",
+        )
+        if to is not None:
+            file = to / f"convergence-{name.replace(' ', '-')}"
+            save(convergence_figure(found, pushed), file, ("png",))
+    screen.print(table)
