@@ -11,7 +11,7 @@ from rich.progress import track
 from torch import Tensor
 
 from nrgpt.dynamics.figures import new_figure, save
-from nrgpt.dynamics.regularise import Regulariser, Says, Toward, concept_vector, telling_steps
+from nrgpt.dynamics.regularise import Regulariser, Says, Toward, concept_vector
 from nrgpt.dynamics.schedules import Schedule, switch_on
 from nrgpt.dynamics.trajectory import trajectory
 from nrgpt.generate import evaluating
@@ -152,8 +152,7 @@ def constrained(run: Run, idx: Tensor, weight: float, way: str) -> Tensor:
         return run.model(idx)[0] - weight * ~allowed
     late = switch_on(run.model.cfg.steps // 2, weight)
     term = AllowedNext(run.model, allowed, weight if way == "energy" else late)
-    with telling_steps(run.model, {"allowed": term}):
-        return run.model(idx, extra={"allowed": term})[0]
+    return run.model(idx, extra={"allowed": term})[0]
 
 
 @torch.no_grad()

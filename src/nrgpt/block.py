@@ -119,6 +119,7 @@ class EnergyBlock(nn.Module):
         self, term: EnergyTerm, z: Tensor, g: Tensor, t: int, slot: int, cache: Cache | None
     ) -> Tensor:
         """The bare force of a term, whose keys go into the cache if there is one."""
+        term.at_step(t)
         keys = term.keys(z, g)
         if cache is None or keys is None:
             return term.bare_force(z, keys)

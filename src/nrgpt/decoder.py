@@ -150,7 +150,7 @@ class GraphedDecoder(Decoder):
         super().__init__(model, prompts, kind, steps, extra)
         if model.cfg.block == "nrgpt":
             self.prepared = [Stacked(terms) for terms in self.prepared]
-        self.step = Graphed(self.logits_at)
+        self.step = Graphed(self.logits_at, passing=True)
         self.positions: Tensor | None = None
         """Of the latest tokens, (rows, 1), on the device."""
         self.unread: deque[Tensor] = deque()

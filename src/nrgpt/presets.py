@@ -92,6 +92,7 @@ def listops(kind: str, form: str) -> TrainConfig:
         eval_every=2_500,
         save_every=2_500,
         log_every=100,
+        graph=True,
     )
     if form in ("paper", "released"):
         return cfg
@@ -140,6 +141,7 @@ def shakespeare(kind: str, form: str) -> TrainConfig:
         eval_every=500,
         save_every=1_000,
         log_every=50,
+        graph=True,
     )
     if form in ("paper", "released"):
         return cfg

@@ -48,7 +48,7 @@ def train(
 
     Several seeds and learning rates together: nrgpt train PRESET --packed seeds=8 lr=1e-3,2e-3
     """
-    from ..train.loop import train as train_run
+    from ..train.packed import train_one
 
     if packed:
         several = [packed_field(assignment) for assignment in overrides or []]
@@ -56,7 +56,7 @@ def train(
         return
     cfg = override(preset(name), overrides or [])
     folder = to or default_run(name, cfg)
-    result = train_run(cfg, folder)
+    result = train_one(cfg, folder)
     screen.print_json(data=result)
     screen.print(f"everything is in {folder}")
 

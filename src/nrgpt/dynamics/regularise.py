@@ -5,9 +5,7 @@ each has a weight, and costs something in loss: measure it. The weight is a numb
 the inference step (nrgpt.dynamics.schedules).
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +15,6 @@ from ..cache import Seen
 from ..certificate import Finding, Guarantee
 from ..config import check
 from ..energy import EnergyTerm, Readout
-from ..energy.total import Extra
 from ..generate import evaluating
 from ..model import LanguageModel
 from .schedules import Schedule
@@ -26,9 +23,15 @@ from .schedules import Schedule
 class Regulariser(EnergyTerm):
     """A term with a weight, which may be a function of the step.
 
-    The contract of a term knows no steps, so somebody must say which one it is. ``relax``,
-    ``trajectory`` and ``check_descent`` do; the model's own loop (``model(...)``, ``generate``)
-    does inside ``telling_steps``. A weight that nobody has told the step is an error.
+    Whoever computes a step tells it to the term first (``at_step``): the model's own loop does, and
+    so do the tools of nrgpt.dynamics. A weight that nobody has told the step is an error.
+
+    >>> import nrgpt, torch
+    >>> from nrgpt.dynamics.regularise import Toward
+    >>> from nrgpt.dynamics.schedules import linear
+    >>> model = nrgpt.LanguageModel(nrgpt.ModelConfig(vocab_size=9, context=8, width=16, heads=2))
+    >>> extra = {"pull": Toward(torch.randn(16), linear(0, 1, model.cfg.steps))}
+    >>> new = model.generate([[1, 2, 3]], max_new_tokens=4, extra=extra)
     """
 
     def __init__(self, weight: float | Schedule, least: float = float("-inf")):
@@ -45,8 +48,7 @@ class Regulariser(EnergyTerm):
         if self.step is None:
             raise ValueError(
                 f"the weight of {type(self).__name__} depends on the step, and nobody said which "
-                "it is: relax() and trajectory() do, model() and generate() only inside "
-                "`with telling_steps(model, extra):`"
+                "it is: call at_step(t) first"
             )
         value = self.given(self.step)
         check(value >= self.least, f"weight({self.step})", value, f"at least {self.least:g}")
@@ -68,30 +70,6 @@ class Regulariser(EnergyTerm):
 
     def guarantee(self) -> Finding:
         return self.settled(super().guarantee())
-
-
-@contextmanager
-def telling_steps(model: LanguageModel, extra: Extra) -> Iterator[None]:
-    """Inside, the model's own loop tells these terms which step it is at.
-
-    >>> import nrgpt, torch
-    >>> from nrgpt.dynamics.regularise import Toward, telling_steps
-    >>> from nrgpt.dynamics.schedules import linear
-    >>> model = nrgpt.LanguageModel(nrgpt.ModelConfig(vocab_size=9, context=8, width=16, heads=2))
-    >>> extra = {"pull": Toward(torch.randn(16), linear(0, 1, model.cfg.steps))}
-    >>> with telling_steps(model, extra):
-    ...     new = model.generate([[1, 2, 3]], max_new_tokens=4, extra=extra)
-    """
-
-    def tell(block: Any, arguments: tuple[Any, ...]) -> None:
-        for term in extra.values():
-            term.at_step(arguments[1])  # block(x, t, ...)
-
-    hook = model.energy_block.register_forward_pre_hook(tell)
-    try:
-        yield
-    finally:
-        hook.remove()
 
 
 class Toward(Regulariser):

@@ -103,8 +103,7 @@ class EnergyTerm(nn.Module, ABC):
         raise ValueError(f"{type(self).__name__} has keys but no energy_among(); write it")
 
     def at_step(self, t: int) -> None:
-        """Inference step t begins. For terms that change over the steps, which are few: the tools
-        of nrgpt.dynamics say it, the model's own loop only inside ``telling_steps`` there."""
+        """Inference step t begins. For terms that change over the steps, which are few."""
 
     def guarantee(self) -> Finding:
         """EVERY_STEP for an energy that is concave in z, SMALL_STEPS for any other whose force

@@ -42,12 +42,13 @@ def is_packed() -> bool:
     return _is_packed
 
 
-def choose(tensor: Tensor) -> Choice:
+def choose(tensor: Tensor, *, batches: bool = False) -> Choice:
+    """``batches``: the kernel knows what to do under vmap."""
     if os.environ.get("NRGPT_KERNELS") == "plain":
         return Choice(False, "NRGPT_KERNELS=plain")
     if tensor.device.type != "cuda":
         return Choice(False, f"Triton kernels are for CUDA, and this is on {tensor.device.type}")
-    if _is_packed:
+    if _is_packed and not batches:
         return Choice(False, "packed runs are batched by vmap, which takes plain operations apart")
     if tensor.dtype not in PRECISIONS:
         return Choice(False, f"{tensor.dtype} is for checks, and the plain version is their truth")

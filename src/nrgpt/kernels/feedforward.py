@@ -26,7 +26,7 @@ def plain_square_force(z: Tensor, activation: str) -> Tensor:
 
 
 def pair_force(z: Tensor, activation: str) -> Tensor:
-    if not choose(z).fused:
+    if not choose(z, batches=True).fused:
         return plain_pair_force(z, activation)
     from .triton_kernels import force
 
@@ -34,7 +34,7 @@ def pair_force(z: Tensor, activation: str) -> Tensor:
 
 
 def square_force(z: Tensor, activation: str) -> Tensor:
-    if not choose(z).fused:
+    if not choose(z, batches=True).fused:
         return plain_square_force(z, activation)
     from .triton_kernels import force
 

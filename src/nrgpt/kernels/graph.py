@@ -28,11 +28,12 @@ class Graphed(Generic[Result]):
     """``function`` of tensors, recorded as a CUDA graph for each combination of their shapes.
 
     The function must not wait for the device, and what it reads besides its arguments must stay
-    where it is in memory; it may change that in place. On a CPU it is called as it is.
+    where it is in memory; it may change that in place. On a CPU it is called as it is. With
+    ``passing``, a result is good until the next call only.
     """
 
-    def __init__(self, function: Callable[..., Result]):
-        self.function = function
+    def __init__(self, function: Callable[..., Result], *, passing: bool = False):
+        self.function, self.passing = function, passing
         self.recordings: dict[Any, Recording] = {}
 
     def __call__(self, *arguments: Any) -> Result:
@@ -52,7 +53,7 @@ class Graphed(Generic[Result]):
         if recording.graph is None:
             self.record(recording)
         recording.graph.replay()
-        return clone(recording.outputs)
+        return recording.outputs if self.passing else clone(recording.outputs)
 
     def beside(self, *arguments: Any) -> Result:
         """Call it on a stream of its own, as a recording would."""

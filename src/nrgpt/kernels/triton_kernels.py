@@ -119,6 +119,22 @@ def backward_of_backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...
         return (*torch.autograd.grad(gradient, (z, first), upstream), None, None)
 
 
+@force.register_vmap
+def _(info: Any, in_dims: Any, z: Tensor, activation: str, pair: bool) -> tuple[Tensor, int]:
+    return force(z.movedim(in_dims[0], 0), activation, pair), 0
+
+
+@force_backward.register_vmap
+def _(
+    info: Any, in_dims: Any, z: Tensor, upstream: Tensor, activation: str, pair: bool
+) -> tuple[Tensor, int]:
+    z, upstream = (
+        x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
+        for x, dim in zip((z, upstream), in_dims[:2], strict=True)
+    )
+    return force_backward(z, upstream, activation, pair), 0
+
+
 force.register_autograd(backward_of_force, setup_context=keep_arguments)
 force_backward.register_autograd(backward_of_backward, setup_context=keep_arguments)
 

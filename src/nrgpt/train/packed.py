@@ -7,6 +7,7 @@ alone when they are done, from its last checkpoint and with the lone run's rules
 
 import dataclasses
 import json
+import os
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -56,6 +57,15 @@ def train_packed(cfgs: Sequence[TrainConfig], runs: Sequence[Path]) -> list[dict
     for number in left_over:
         train(cfgs[number], runs[number])
     return [json.loads((run / "result.json").read_text()) for run in runs]
+
+
+def train_one(cfg: TrainConfig, run: Path) -> dict[str, Any]:
+    """Train one configuration as fast as can be: recorded, if that is asked for and possible."""
+    single = int(os.environ.get("WORLD_SIZE", "1")) == 1 and cfg.accumulation == 1
+    on_gpu = cfg.device != "cpu" and torch.cuda.is_available()
+    if cfg.graph and single and on_gpu and not cfg.checkpoint_steps and not cfg.deterministic:
+        return train_packed([cfg], [run])[0]
+    return train(cfg, run)
 
 
 def check_packable(cfgs: Sequence[TrainConfig], runs: Sequence[Path]) -> None:

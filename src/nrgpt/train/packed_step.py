@@ -8,7 +8,8 @@ equals its lone one within rounding (that of bfloat16 under Muon, which computes
 Nothing here waits for the device, so an update can be recorded as one CUDA graph and replayed.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from ..model import LanguageModel
 from .config import OptimiserConfig
 from .optim import is_weight_matrix
 from .packed_optim import PackedOptimiser
+from .speed import compile_model
 
 BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """All but cuDNN's, for which a compiler sees an output under vmap that is not there."""
@@ -55,11 +57,21 @@ class PackedStep:
             {name: stacked[name] for name in learned}, by_muon, optimisers
         )
         self.weights = stacked | self.optimiser.weights
+        self.leaves: list[Tensor] = list(self.optimiser.weights.values())
+        """What gradients are asked of."""
         self.losses: Callable[..., Tensor] = self.losses_of_all
+        if len(models) == 1:
+            self.losses = self.loss_of_one
+            self.leaves = [learned[name] for name in self.optimiser.weights]
+            for name, value in self.weights.items():  # the model's own weights lie in the buffer
+                named[0][name].data = value[0].detach()
         self.optimise: Callable[..., Tensor] = self.optimiser.step
         if compile:
-            self.losses = torch.compile(self.losses, dynamic=False)
             self.optimise = torch.compile(self.optimise, dynamic=False)
+            if len(models) > 1:
+                self.losses = torch.compile(self.losses, dynamic=False)
+            else:
+                compile_model(self.model)
         self.updated: Callable[..., tuple[Tensor, Tensor]] = self.update
         self.estimated: Callable[..., Tensor] = self.estimate
         if graph:
@@ -86,17 +98,24 @@ class PackedStep:
 
     @torch.no_grad()
     def estimate(self, x: Tensor, y: Tensor) -> Tensor:
-        with packed(), sdpa_kernel(BACKENDS):
+        with self.batched():
             return self.losses(x, y, None, None)
 
     def update(
         self, x: Tensor, y: Tensor, masks: Tensor | None, rates: Tensor, steps: int | None
     ) -> tuple[Tensor, Tensor]:
-        with packed(), sdpa_kernel(BACKENDS):
+        with self.batched():
             losses = self.losses(x, y, masks, steps)
-        gradients = torch.autograd.grad(losses.sum(), list(self.optimiser.weights.values()))
+        gradients = torch.autograd.grad(losses.sum(), self.leaves)
+        weights = self.optimiser.weights.values()
+        shaped = [g.view_as(w) for g, w in zip(gradients, weights, strict=True)]
         losses = losses.detach()
-        return losses, self.optimise(gradients, losses, rates)
+        return losses, self.optimise(shaped, losses, rates)
+
+    def loss_of_one(self, x: Tensor, y: Tensor, masks: Tensor | None, steps: int | None) -> Tensor:
+        masks = None if masks is None else masks[0]
+        _, loss = self.model(x[0], y[0], masks=masks, steps=steps, want_logits=False)
+        return loss[None]
 
     def losses_of_all(
         self, x: Tensor, y: Tensor, masks: Tensor | None, steps: int | None
@@ -108,6 +127,15 @@ class PackedStep:
 
         dims = (0, 0, 0, None if masks is None else 0)
         return vmap(loss, in_dims=dims)(self.weights, x, y, masks)
+
+    @contextmanager
+    def batched(self) -> Iterator[None]:
+        """Where several runs go through one model."""
+        if len(self.optimiser.lr) == 1:
+            yield
+            return
+        with packed(), sdpa_kernel(BACKENDS):
+            yield
 
     def tensors(self, run: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Weights and optimiser state of one run, as its lone run would save them."""

@@ -43,3 +43,16 @@ def matrix_product_rate(device: torch.device, precision: str) -> float:
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - start)
     return 2 * size**3 / sorted(seconds)[len(seconds) // 2]
+
+
+DEEP = 24
+"""Steps up to which a model is compiled as a whole."""
+
+
+def compile_model(model: LanguageModel) -> None:
+    """Compile in place: the whole model, all steps unrolled, or one step of a deep one, since
+    compiling takes as long as there are steps."""
+    if model.cfg.steps <= DEEP or len(model.blocks) > 1:
+        model.compile()
+        return
+    model.blocks[0].compile()
