@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..config import ModelConfig
-from ..decoder import CacheKind, Decoder
+from ..decoder import CacheKind, Decoder, make_decoder
 from ..flops import flops_per_token
 from ..model import LanguageModel
 from ..train.config import OptimiserConfig
@@ -79,90 +79,103 @@ def large(device: torch.device) -> tuple[ModelConfig, int]:
 def train(device: torch.device, *, compile: bool) -> list[Report]:
     """A training step against autograd inside, and against the baselines."""
     cfg, batch = large(device)
-    models = {
-        "autograd, textbook": textbook_model(cfg),
-        "autograd, our energies": autograd_model(cfg),
-        "nrgpt": LanguageModel(cfg),
-        "nrgpt, full rank": LanguageModel(replace(cfg, coupling="full")),
-        "gpt": LanguageModel(replace(cfg, block="gpt")),
-        "rgpt_parallel": LanguageModel(replace(cfg, block="rgpt_parallel")),
-    }
+    is_cuda = device.type == "cuda"
+    few = 4 if is_cuda else batch  # with autograd inside, scores of all pairs are kept
     works = {}
-    for name, model in models.items():
-        by_autograd = "autograd" in name
-        step = Step(model, batch, device, compile=compile and not by_autograd)
-        works[name] = step.work("compiled" if compile and not by_autograd else "")
+    for name, model, rows in (
+        ("autograd, textbook", textbook_model(cfg), few),
+        ("autograd, our energies", autograd_model(cfg), few),
+        ("nrgpt", LanguageModel(cfg), batch),
+        ("nrgpt, full rank", LanguageModel(replace(cfg, coupling="full")), batch // 2),
+        ("gpt", LanguageModel(replace(cfg, block="gpt")), batch),
+        ("rgpt_parallel", LanguageModel(replace(cfg, block="rgpt_parallel")), batch),
+    ):
+        compiled = compile and "autograd" not in name
+        note = f"batch {rows}{', compiled' if compiled else ''}"
+        works[name] = Step(model, rows, device, compile=compiled).work(note)
     title = f"training step, {describe(cfg, batch)}"
     return [compare("train", title, works, device, precision_of(device))]
 
 
-def small(device: torch.device, *, compile: bool) -> list[Report]:
-    """The sizes of Shakespeare and ListOps, where launches cost more than arithmetic."""
+class RecordedStep:
+    """A training step of one or many small models, recorded as a CUDA graph on a GPU."""
+
+    def __init__(
+        self,
+        cfg: ModelConfig,
+        batch: int,
+        device: torch.device,
+        *,
+        runs: int = 1,
+        compile: bool = False,
+        optimiser: Literal["adamw", "muon"] = "adamw",
+    ):
+        models = [LanguageModel(cfg).to(device) for _ in range(runs)]
+        settings = [OptimiserConfig(name=optimiser)] * runs
+        self.cfg, self.batch, self.runs = cfg, batch, runs
+        self.step = PackedStep(models, settings, compile=compile, graph=True)
+        text = torch.randint(cfg.vocab_size, (runs, batch, cfg.context + 1), device=device)
+        self.idx, self.targets = text[..., :-1].contiguous(), text[..., 1:].contiguous()
+        self.rates = torch.ones(runs, dtype=torch.float64, device=device)
+        self.precision = Step(models[0], 1, device).precision
+
+    def __call__(self) -> None:
+        with self.precision():
+            self.step(self.idx, self.targets, None, self.rates)
+
+    def work(self, times: int = 1) -> Work:
+        def call() -> None:
+            for _ in range(times):
+                self()
+
+        tokens = times * self.runs * self.batch * self.cfg.context
+        return Work(call, tokens, flops_per_token(self.cfg, batch=self.batch))
+
+
+def small_sizes(device: torch.device) -> dict[str, tuple[ModelConfig, int]]:
     is_cuda = device.type == "cuda"
-    sizes = {
+    return {
         "Shakespeare": (
             ModelConfig(vocab_size=65, context=256, width=128, heads=4, steps=8),
             64 if is_cuda else 4,
         ),
         "ListOps": (
             ModelConfig(vocab_size=17, context=128, width=64, heads=4, steps=5),
-            64 if is_cuda else 8,
+            64 if is_cuda else 4,
         ),
     }
+
+
+def small(device: torch.device, *, compile: bool) -> list[Report]:
+    """The sizes of Shakespeare and ListOps, where launches cost more than arithmetic."""
     reports = []
-    for name, (cfg, batch) in sizes.items():
+    for name, (cfg, batch) in small_sizes(device).items():
         works = {}
         for block in ("nrgpt", "gpt", "rgpt_parallel"):
-            model = LanguageModel(replace(cfg, block=block))
-            works[block] = Step(model, batch, device, compile=compile).work()
-        works["nrgpt, Muon"] = Step(
-            LanguageModel(cfg), batch, device, compile=compile, optimiser="muon"
-        ).work()
+            own = replace(cfg, block=block)
+            works[block] = RecordedStep(own, batch, device, compile=compile).work()
+        muon = RecordedStep(cfg, batch, device, compile=compile, optimiser="muon")
+        works["nrgpt, Muon"] = muon.work()
         title = f"{name}, {describe(cfg, batch)}"
         reports.append(compare("small", title, works, device, precision_of(device)))
     return reports
 
 
 def packed(device: torch.device, *, compile: bool) -> list[Report]:
-    """Sixteen runs packed into one, against one and against sixteen one by one."""
-    cfg = ModelConfig(vocab_size=17, context=128, width=64, heads=4, steps=5)
-    batch, runs = (64, 16) if device.type == "cuda" else (4, 16)
-    works = {}
-    for count in (1, runs):
-        models = [LanguageModel(cfg).to(device) for _ in range(count)]
-        step = PackedStep(models, [OptimiserConfig()] * count)
-        idx = torch.randint(cfg.vocab_size, (count, batch, cfg.context), device=device)
-        rates = torch.ones(count, dtype=torch.float64, device=device)
-        precision = Step(LanguageModel(cfg), 1, device).precision
-
-        def update(
-            step: PackedStep = step,
-            idx: Tensor = idx,
-            rates: Tensor = rates,
-            precision: Callable[[], Any] = precision,
-        ) -> None:
-            with precision():
-                step(idx, idx, None, rates)
-
-        tokens = count * batch * cfg.context
-        works[f"{count} packed"] = Work(update, tokens, flops_per_token(cfg, batch=batch))
-    lone = [Step(LanguageModel(cfg), batch, device) for _ in range(runs)]
-
-    def one_by_one() -> None:
-        for step in lone:
-            step()
-
-    works[f"{runs} one by one"] = Work(
-        one_by_one,
-        runs * batch * cfg.context,
-        flops_per_token(cfg, batch=batch),
-    )
+    """Sixteen runs packed into one, against one and against sixteen one after the other."""
+    cfg, batch = small_sizes(device)["ListOps"]
+    lone = RecordedStep(cfg, batch, device, compile=compile)
+    works = {
+        "one": lone.work(),
+        "16 packed": RecordedStep(cfg, batch, device, runs=16, compile=compile).work(),
+        "16 one by one": lone.work(times=16),
+    }
     title = f"packed training, {describe(cfg, batch)}"
     return [compare("packed", title, works, device, precision_of(device))]
 
 
 def generate(device: torch.device, *, compile: bool) -> list[Report]:
-    """A new token after a long text: without a cache, with the frozen one, with the exact one."""
+    """New tokens after a long text: without a cache, with the frozen one, with the exact one."""
     is_cuda = device.type == "cuda"
     cfg = (
         ModelConfig(vocab_size=50_304)
@@ -174,24 +187,30 @@ def generate(device: torch.device, *, compile: bool) -> list[Report]:
         model = model.bfloat16()
     reports = []
     for rows in (1, 64) if is_cuda else (1, 8):
-        prompts = torch.randint(cfg.vocab_size, (rows, cfg.context - 128)).tolist()
-        works = {
-            f"cache: {kind}": Work(one_token(Decoder(model, prompts, kind, None, None)), rows)
-            for kind in get_args(CacheKind)[::-1]
-        }
-        title = f"one more token, {describe(cfg, rows)}"
+        prompts = torch.randint(cfg.vocab_size, (rows, cfg.context // 2)).tolist()
+        works = {}
+        for kind in get_args(CacheKind)[::-1]:
+            # Some tokens at a time, as in use: on a GPU the next one is begun before one is read.
+            tokens = 16 if is_cuda and kind != "none" else 1
+            decoder = make_decoder(model, prompts, kind, None, None)
+            works[f"cache: {kind}"] = Work(more_tokens(decoder, tokens), tokens * rows)
+        title = f"new tokens, {describe(cfg, rows)}"
         reports.append(compare("generate", title, works, device, precision_of(device)))
     return reports
 
 
-def one_token(decoder: Decoder) -> Callable[[], None]:
-    """Texts that are nearly as long as the context grow by a token at each call. (Where they
-    outgrow it, all is computed anew; the median does not see that.)"""
+def more_tokens(decoder: Decoder, tokens: int) -> Callable[[], None]:
+    """Texts grow by ``tokens`` at each call. (Where they outgrow the context, all is computed anew;
+    the median does not see that.)"""
 
     @torch.no_grad()
     def call() -> None:
-        decoder.feed(decoder.next_logits().argmax(-1))
-        decoder.read()
+        for number in range(tokens):
+            decoder.feed(decoder.next_logits().argmax(-1))
+            if number >= decoder.lead:
+                decoder.read()
+        for _ in range(min(tokens, decoder.lead)):
+            decoder.read()
 
     return call
 
@@ -207,11 +226,12 @@ def memory(device: torch.device, *, compile: bool) -> list[Report]:
         ("gpt", "gpt", False),
         ("rgpt_parallel", "rgpt_parallel", False),
     ):
+        others = torch.cuda.memory_allocated() if device.type == "cuda" else 0
         model = LanguageModel(replace(cfg, block=block))  # type: ignore[arg-type]
         model.checkpoint_steps = recompute
         step = Step(model, batch, device, compile=compile)
         step()
-        note = f"{kept_bytes(step, device) / 2**30:.2f} GiB"
+        note = f"{(kept_bytes(step, device) - others) / 2**30:.2f} GiB"
         works[name] = step.work(note)
     title = f"memory of a training step, {describe(cfg, batch)}"
     return [compare("memory", title, works, device, precision_of(device))]

@@ -114,7 +114,9 @@ def bench(
         str, typer.Option(help="train, small, packed, generate, memory or all.")
     ] = "all",
     profile: Annotated[bool, typer.Option(help="Write a trace of the training step too.")] = False,
-    compile: Annotated[bool, typer.Option(help="With torch.compile.")] = False,
+    compile: Annotated[
+        bool | None, typer.Option(help="With torch.compile; by default on a GPU only.")
+    ] = None,
     to: Annotated[Path, typer.Option(help="Folder for the results as JSON.")] = Path("out/bench"),
     device: Device = "auto",
 ) -> None:
@@ -124,10 +126,14 @@ def bench(
     from ..bench.suites import SUITES
     from ..bench.suites import profile as profile_training
     from ..config import check_choice
+    from ..kernels.dispatch import explain
     from ..train.distributed import device_named
 
     check_choice("suite", suite, [*SUITES, "all"])
     where = torch.device(device_named(device))
+    if compile is None:
+        compile = where.type == "cuda"
+    screen.print(explain(where))
     to.mkdir(parents=True, exist_ok=True)
     for name in SUITES if suite == "all" else [suite]:
         reports = SUITES[name](where, compile=compile)
