@@ -144,7 +144,7 @@ def escapes(
     mode: the barrier divided by the number of directions) to above."""
     found = {}
     unit = max(barrier, 1e-3) / len(here)
-    scales = (3.0, 30.0) if study.quick else (0.3, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+    scales = (3.0, 30.0) if study.quick else (0.3, 1.0, 3.0, 10.0, 30.0)
     for scale in track(scales, "temperatures"):
         times = escape_times(
             land,
@@ -154,7 +154,7 @@ def escapes(
             walkers=study.size(32, 3),
             steps=study.size(2_000, 6),
             rate=0.3 / steepest,
-            look_every=study.size(25, 3),
+            look_every=study.size(100, 3),
             distance=0.05,
             generator=torch.Generator(here.device).manual_seed(0),
         )

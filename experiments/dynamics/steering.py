@@ -10,6 +10,7 @@ from common import Results, Study, batches, mean, show, token_losses, windows
 from rich.progress import track
 from torch import Tensor
 
+from nrgpt.decoder import Decoder
 from nrgpt.dynamics.figures import new_figure, save
 from nrgpt.dynamics.regularise import Regulariser, Says, Toward, concept_vector
 from nrgpt.dynamics.schedules import Schedule, switch_on
@@ -94,11 +95,12 @@ def avoid(study: Study) -> None:
     steps, or in the second half of them. Beside it, the plain way: taking the same letters' logits
     down after the last step."""
     results = Results(study.to / "avoid.json")
-    weights = [0.0, 1.0] if study.quick else [0.0, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0]
+    weights = [1.0] if study.quick else [1.0, 3.0, 10.0, 30.0, 100.0, 300.0]
     for run in study.open():
         check_words(run)
         text = windows(run, study.size(study.tokens or 32_768, 128))
-        lines: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
+        free = avoided(study, run, text, 0.0, "energy")
+        lines: dict[str, list[dict[str, Any]]] = {way: [free] for way in WAYS}
         for way, line in lines.items():
             for weight in weights:
                 line.append(avoided(study, run, text, weight, way))
@@ -128,9 +130,8 @@ def avoided(study: Study, run: Run, text: Tensor, weight: float, way: str) -> di
         allowed = allowed_after(run, idx, AVOIDED).cpu()
         here.append(~allowed.gather(2, targets.cpu()[..., None])[..., 0])
     loss, is_avoided = torch.cat(losses), torch.cat(here)
-    rows = study.size(16 if study.device == "cpu" else 256, 2)
     length = study.size(run.model.cfg.context, 12)
-    said = sampled(run, rows, length, weight, way)
+    said = sampled(run, study.size(128, 2), length, weight, way)
     hits, words = share_of(said, AVOIDED)
     return {
         "weight": weight,
@@ -145,27 +146,44 @@ def avoided(study: Study, run: Run, text: Tensor, weight: float, way: str) -> di
     }
 
 
+def avoiding(run: Run, allowed: Tensor, weight: float, way: str) -> AllowedNext:
+    """The term of one of the ways; its weight is zero where the logits are taken down instead."""
+    at: dict[str, float | Schedule] = {
+        "energy": weight,
+        "energy, second half": switch_on(run.model.cfg.steps // 2, weight),
+        "logits": 0.0,
+    }
+    return AllowedNext(run.model, allowed, at[way])
+
+
 def constrained(run: Run, idx: Tensor, weight: float, way: str) -> Tensor:
     """Logits of texts, with the words avoided in one way or the other."""
     allowed = allowed_after(run, idx, AVOIDED)
-    if way == "logits":
-        return run.model(idx)[0] - weight * ~allowed
-    late = switch_on(run.model.cfg.steps // 2, weight)
-    term = AllowedNext(run.model, allowed, weight if way == "energy" else late)
-    return run.model(idx, extra={"allowed": term})[0]
+    term = avoiding(run, allowed, weight, way)
+    logits = run.model(idx, extra={"allowed": term})[0]
+    return logits - weight * ~allowed if way == "logits" else logits
 
 
 @torch.no_grad()
 def sampled(run: Run, rows: int, length: int, weight: float, way: str) -> list[str]:
-    """Texts of ``length`` tokens, sampled token by token. What is allowed depends on the text so
-    far, so nothing is cached."""
+    """Texts of ``length`` tokens, sampled token by token. What is allowed after a token depends on
+    the text up to it alone, so earlier tokens are kept in a cache, and the term is told what holds
+    after the latest."""
     device = run.model.tokens.device
     generator = torch.Generator(device).manual_seed(0)
     idx = torch.tensor([run.encode("\n")] * rows, device=device)
+    term = avoiding(run, allowed_after(run, idx, AVOIDED), weight, way)
     with evaluating(run.model):
+        decoder = Decoder(run.model, idx.tolist(), "exact", None, {"allowed": term})
         for _ in track(range(length - 1), f"sampling, {way}, weight {weight:g}"):
-            p = constrained(run, idx, weight, way)[:, -1].float().softmax(-1)
-            idx = torch.cat([idx, torch.multinomial(p, 1, generator=generator)], 1)
+            # The last letters will do: none of the words is longer.
+            term.forbidden = ~allowed_after(run, idx[:, -8:], AVOIDED)[:, -1:]
+            logits = decoder.next_logits()
+            if way == "logits":
+                logits = logits - weight * term.forbidden[:, 0]
+            chosen = torch.multinomial(logits.softmax(-1), 1, generator=generator)
+            decoder.feed(chosen[:, 0])
+            idx = torch.cat([idx, chosen], 1)
     return [run.decode(row) for row in idx.tolist()]
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,20 +39,31 @@ class Point:
 
 def rules(model: LanguageModel, idx: Tensor, quick: bool) -> list[Stop]:
     """Of each kind, from hardly ever to almost at once. Forces have no natural scale: their
-    tolerances are quantiles of what the model has."""
+    tolerances are quantiles of what the model has. Readouts of the first states are sure of the
+    token that is there, so some rules are also tried with a number of steps that all tokens
+    take."""
+    late = max(1, model.cfg.steps // 2 - 1)
     if quick:
-        return [Stop("kl", 1e-2), Stop("argmax")]
+        return [Stop("kl", 1e-2), Stop("kl", 1e-2, minimum=late), Stop("argmax")]
     force = trajectory(model, idx, readouts=False).force
     assert force is not None
     sample = force[1:].double().flatten()[::7]
-    quantiles = torch.quantile(sample[:100_000], torch.linspace(0.05, 0.9, 8).double())
+    quantiles = torch.quantile(sample[:100_000], torch.linspace(0.05, 0.9, 6).double())
     return [
-        *(Stop("kl", 10.0**-e) for e in (4, 3.5, 3, 2.5, 2, 1.75, 1.5, 1.25, 1, 0.5)),
-        *(Stop("entropy", value) for value in (0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0, 1.5)),
-        *(Stop("energy", 10.0**-e) for e in (4, 3.5, 3, 2.5, 2, 1.5, 1)),
+        *(Stop("kl", 10.0**-e) for e in (4, 3, 2.5, 2, 1.5, 1)),
+        *(Stop("kl", 10.0**-e, minimum=late) for e in (3, 2.5, 2, 1.5, 1, 0.5)),
+        *(Stop("entropy", value) for value in (0.02, 0.1, 0.4, 1.0)),
+        *(Stop("entropy", value, minimum=late) for value in (0.1, 0.4, 1.0, 1.5)),
+        *(Stop("energy", 10.0**-e) for e in (4, 3, 2, 1)),
+        *(Stop("energy", 10.0**-e, minimum=late) for e in (3, 2, 1)),
         *(Stop("force", float(value)) for value in quantiles),
-        *(Stop("argmax", patience=patience) for patience in (1, 2, 3, 4)),
+        *(Stop("argmax", patience=patience) for patience in (1, 2, 3)),
+        *(Stop("argmax", patience=patience, minimum=late) for patience in (1, 2)),
     ]
+
+
+def kind(stop: Stop) -> str:
+    return stop.rule if stop.minimum == 1 else f"{stop.rule}, at least {stop.minimum} steps"
 
 
 def adaptive(study: Study) -> None:
@@ -65,12 +77,13 @@ def adaptive(study: Study) -> None:
         points = {"the same for all": fixed_steps(run, text, results)}
         full = points["the same for all"][-1]
         for stop in rules(run.model, text[:8, :-1], study.quick):
-            points.setdefault(stop.rule, []).append(stopped(run, text, stop, full.per_token))
+            points.setdefault(kind(stop), []).append(stopped(run, text, stop, full.per_token))
             found = {name: [asdict(p.point) for p in line] for name, line in points.items()}
             results.add(run, "points", found)
         verdict = half_the_steps(run, [p.point for line in points.values() for p in line])
         results.add(run, "half the steps", verdict)
-        draw(study, run, {name: [p.point for p in line] for name, line in points.items()})
+        lines = {name: [p.point for p in line] for name, line in points.items()}
+        draw(study.to, run.folder.name, run.model.cfg.steps, lines)
 
 
 @dataclass(frozen=True)
@@ -106,7 +119,7 @@ def fixed_steps(run: Run, text: Tensor, results: Results) -> list[Measured]:
 @torch.no_grad()
 def stopped(run: Run, text: Tensor, stop: Stop, full: Tensor) -> Measured:
     losses, steps, computed = [], 0, 0
-    name = f"{stop.rule}, {stop.tolerance:.3g}" if stop.rule != "argmax" else "argmax"
+    name = kind(stop) if stop.rule == "argmax" else f"{kind(stop)}, {stop.tolerance:.3g}"
     name = name if stop.patience == 1 else f"{name}, {stop.patience} times"
     for idx, targets in track(list(batches(text)), name):
         found = relax(run.model, idx, stop=stop)
@@ -137,24 +150,35 @@ def half_the_steps(run: Run, points: list[Point]) -> dict[str, Any]:
     }
 
 
-def draw(study: Study, run: Run, points: dict[str, list[Point]]) -> None:
+def draw(to: Path, name: str, steps: int, points: dict[str, list[Point]]) -> None:
+    """Loss against mean steps: a colour for each rule, dashed where all tokens take some steps."""
     figure = new_figure(7, 4.5)
     axis = figure.subplots()
-    for name, line in points.items():
+    colours: dict[str, str] = {}
+    for label, line in points.items():
         line = sorted(line, key=lambda p: p.mean_steps)
-        style: dict[str, Any] = {}
-        if name == "the same for all":
-            style = {"color": "black", "linestyle": "--"}
-        steps, more = [p.mean_steps for p in line], [p.more for p in line]
-        axis.plot(steps, more, marker="o", markersize=4, label=name, **style)
+        rule, late = label.split(",")[0], "," in label
+        colour = colours.setdefault(rule, f"C{len(colours) - 1}" if colours else "black")
+        axis.plot(
+            [p.mean_steps for p in line],
+            [p.more for p in line],
+            marker="s" if late else "o",
+            linestyle="--" if late else "-",
+            markersize=4,
+            linewidth=2 if colour == "black" else 1.2,
+            color=colour,
+            label=label,
+        )
     axis.axhline(ALLOWED, color="grey", linewidth=0.8)
-    axis.axvline(run.model.cfg.steps / 2, color="grey", linewidth=0.8)
+    axis.axvline(steps / 2, color="grey", linewidth=0.8)
     axis.set_yscale("symlog", linthresh=ALLOWED)
+    axis.set_yticks([-0.01, 0, 0.01, 0.1, 1], ["-0.01", "0", "0.01", "0.1", "1"])
+    axis.set_ylim(bottom=-0.015)
     axis.set(xlabel="mean steps of a token", ylabel="loss above that of all steps (nats)")
-    axis.set_title(f"{run.folder.name}: grey lines mark half the steps and 0.01 nats", fontsize=10)
+    axis.set_title(f"{name}: grey lines mark half the steps and 0.01 nats", fontsize=10)
     axis.grid(alpha=0.3)
-    axis.legend(fontsize=8)
-    save(figure, study.to / f"adaptive-{run.folder.name}", ("png",))
+    axis.legend(fontsize=7, ncols=2)
+    save(figure, to / f"adaptive-{name}", ("png",))
 
 
 # Solvers -----------------------------------------------------------------------------------------
