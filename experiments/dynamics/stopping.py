@@ -152,7 +152,7 @@ def half_the_steps(run: Run, points: list[Point]) -> dict[str, Any]:
 
 def draw(to: Path, name: str, steps: int, points: dict[str, list[Point]]) -> None:
     """Loss against mean steps: a colour for each rule, dashed where all tokens take some steps."""
-    figure = new_figure(7, 4.5)
+    figure = new_figure(8, 4.2)
     axis = figure.subplots()
     colours: dict[str, str] = {}
     for label, line in points.items():
@@ -177,7 +177,7 @@ def draw(to: Path, name: str, steps: int, points: dict[str, list[Point]]) -> Non
     axis.set(xlabel="mean steps of a token", ylabel="loss above that of all steps (nats)")
     axis.set_title(f"{name}: grey lines mark half the steps and 0.01 nats", fontsize=10)
     axis.grid(alpha=0.3)
-    axis.legend(fontsize=7, ncols=2)
+    figure.legend(loc="outside right upper", fontsize=8)
     save(figure, to / f"adaptive-{name}", ("png",))
 
 
