@@ -1,0 +1,83 @@
+"""What a training step must cost on a GPU, and what it was measured to cost.
+
+    python experiments/bench_gpu/roofline.py
+
+FLOPs are PyTorch's count on a model of shapes alone, and the formula of nrgpt.flops (attention
+counted without the mask, and with). Bytes are those of this formulation, in which every tensor
+between two products is written once and read once in each pass: x and its gradient in float32, all
+else in bfloat16. Times measured: the logs beside this file.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from nrgpt import LanguageModel, ModelConfig
+from nrgpt.flops import flops_per_token, rows
+
+PRODUCT, COPY = 782e12, 4.3e12
+"""FLOP/s of a large product (737 to 806 in these runs) and bytes/s of a large copy, both measured."""
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    cfg: ModelConfig
+    batch: int
+    milliseconds: float
+
+
+LARGE = ModelConfig(vocab_size=50_304)
+CASES = [
+    Case("width 768, low rank", LARGE, 32, 69.72),
+    Case("width 768, full rank", replace(LARGE, coupling="full"), 16, 81.56),
+    Case(
+        "Shakespeare",
+        ModelConfig(vocab_size=65, context=256, width=128, heads=4, steps=8),
+        64,
+        2.60,
+    ),
+    Case("ListOps", ModelConfig(vocab_size=17, context=128, width=64, heads=4, steps=5), 64, 0.865),
+]
+
+
+def counted(cfg: ModelConfig) -> float:
+    """Per token, by PyTorch's counter, attention without its mask."""
+    with torch.device("meta"):
+        model = LanguageModel(cfg)
+        idx = torch.zeros(1, cfg.context, dtype=torch.long)
+        with FlopCounterMode(display=False) as counter:
+            model(idx, idx)[1].backward()
+    return counter.get_total_flops() / cfg.context
+
+
+def bytes_per_token(cfg: ModelConfig) -> float:
+    """Forward: x, g, z, forces and the update. Backward: z and forces again, and the gradients of
+    all of these, each written and read. The head: logits and their gradient."""
+    read, written = rows(cfg)
+    z, force, D = sum(read.values()), sum(written.values()), cfg.width
+    forward = 2 * 4 * D + 2 * 2 * D + 2 * 2 * z + 2 * 2 * force + 2 * 2 * D
+    backward = 2 * (z + force) + 2 * 2 * (z + force) + 2 * 4 * D + 2 * 2 * D + 4 * D
+    return cfg.steps * (forward + backward) + 4 * 2 * cfg.vocab_size
+
+
+def main() -> None:
+    print("| | MFLOP a token: counter | formula | causal | KB a token | floor by FLOPs | by bytes |"
+          " measured | of the larger floor |")  # fmt: skip
+    print("|---|---|---|---|---|---|---|---|---|")
+    for case in CASES:
+        cfg, tokens = case.cfg, case.batch * case.cfg.context
+        causal = flops_per_token(cfg, batch=case.batch, causal=True)
+        size = bytes_per_token(cfg)
+        by_flops, by_bytes = 1e3 * tokens * causal / PRODUCT, 1e3 * tokens * size / COPY
+        print(
+            f"| {case.name}, batch {case.batch} | {counted(cfg) / 1e6:.4g} "
+            f"| {flops_per_token(cfg) / 1e6:.4g} | {causal / 1e6:.4g} | {size / 1e3:.3g} "
+            f"| {by_flops:.3g} ms | {by_bytes:.3g} ms | {case.milliseconds:.3g} ms "
+            f"| {100 * max(by_flops, by_bytes) / case.milliseconds:.0f} % |"
+        )
+
+
+if __name__ == "__main__":
+    main()
