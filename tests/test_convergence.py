@@ -9,7 +9,7 @@ import torch
 from nrgpt import EnergyTerm
 from nrgpt.dynamics import convergence
 from nrgpt.dynamics.convergence import Stability, Transients, stability, transients
-from nrgpt.dynamics.plots import convergence_figure
+from nrgpt.dynamics.plots import convergence_figure, doubling
 from nrgpt.dynamics.regularise import Toward
 from tests.models import config, randomised, relative
 
@@ -157,9 +157,22 @@ def test_figure():
     model, extra = bowl(*K)
     idx = torch.randint(11, (3, 5))
     found = transients(model, idx, steps=20, extra=extra)
-    assert len(convergence_figure(found).axes) == 3
+    assert len(convergence_figure(found).axes) == 2
     pushed = stability(model, idx, settle=5, steps=5, extra=extra)
-    assert len(convergence_figure(found, pushed).axes) == 4
+    assert len(convergence_figure(found, pushed).axes) == 3
+
+
+def test_shares_at_rest_by_step():
+    moves = torch.tensor([[[1.0, 1.0, 0.0]], [[0.0, 1.0, 0.0]], [[0.0, 1.0, 0.0]]])
+    found = Transients(tolerance=0.5, trained_steps=1, moves=moves, x=torch.zeros(1, 3, 2))
+    assert found.at_rest(range(1)).tolist() == [0, 1, 1, 1]
+    assert found.at_rest(range(1, 2)).tolist() == [0, 0, 0, 0]  # still moves
+    assert found.at_rest(range(3)).tolist() == pytest.approx([1 / 3, 2 / 3, 2 / 3, 2 / 3])
+
+
+def test_stretches_of_positions_double():
+    assert doubling(1) == [range(1)]
+    assert doubling(6) == [range(1), range(1, 2), range(2, 4), range(4, 6)]
 
 
 def test_mistakes():

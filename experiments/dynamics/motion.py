@@ -11,7 +11,7 @@ from torch import Tensor
 import nrgpt
 from nrgpt.dynamics.convergence import stability, transients
 from nrgpt.dynamics.figures import energy_figure, heatmap_figure, new_figure, save, token_label
-from nrgpt.dynamics.plots import convergence_figure
+from nrgpt.dynamics.plots import convergence_figure, doubling
 from nrgpt.evaluate.loss import split_loss
 from nrgpt.runs import Run
 
@@ -90,7 +90,7 @@ def certified(study: Study) -> None:
         rises = model.certificate(idx=text[:, :-1]).check
         results.add(run, "descent, frozen past", asdict(rises.frozen))
         results.add(run, "descent, in parallel", asdict(rises.parallel))
-        rest(study, run, text[: 8 if study.device == "cpu" else None, :-1], results)
+        rest(study, run, text[: 4 if study.device == "cpu" else None, :-1], results)
 
 
 def whole_split(run: Run) -> float:
@@ -159,8 +159,15 @@ def rest(study: Study, run: Run, idx: Tensor, results: Results) -> None:
             "steps": found.steps,
             "tolerance": found.tolerance,
             "share at rest": found.share_at_rest.mean().item(),
-            "median length by position": found.by_position(),
-            "share at rest by position": found.share_at_rest,
+            "median of those": found.lengths.nanmedian().item(),
+            "share at rest by position": {
+                f"{p.start + 1} to {p.stop}": found.at_rest(p)[-1].item()
+                for p in doubling(idx.shape[1])
+            },
+            "moves by step": {
+                t: quartiles(found.moves[t - 1])
+                for t in (model.cfg.steps, found.steps // 4, found.steps // 2, found.steps)
+            },
             "of a push is left": quartiles(pushed.left),
             "factor a step": quartiles(pushed.factors),
             "power of the steps": quartiles(pushed.powers),

@@ -54,6 +54,12 @@ class Transients:
         """Of the texts, by position: (tokens,)."""
         return self.lengths.isfinite().double().mean(0)
 
+    def at_rest(self, positions: range) -> Tensor:
+        """Of the tokens at these positions, the share that has come to rest after 0, 1, ... steps
+        and moves no more: (steps + 1,)."""
+        lengths = self.lengths[:, positions.start : positions.stop].flatten()
+        return (lengths <= torch.arange(self.steps + 1)[:, None]).double().mean(1)
+
     def by_position(self, quantile: float = 0.5) -> Tensor:
         """A quantile of the transient lengths over the texts, (tokens,); tokens that never came to
         rest count as longer than all others, and where they reach the quantile it is not a

@@ -1,6 +1,7 @@
 """Figures of what the tools of this package find: costs of stopping early, slices of landscapes,
 tokens coming to rest."""
 
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -74,36 +75,53 @@ def path_figure(path: EnergyPath) -> "Figure":
 
 
 def convergence_figure(found: Transients, pushed: Stability | None = None) -> "Figure":
-    """How far g still moves at each step, when tokens come to rest by position and, if it was
+    """How far g still moves at each step, how many tokens are at rest, by position and, if it was
     asked, what becomes of a push."""
     figure = new_figure(5 * (2 if pushed is None else 3), 4)
-    moves, lengths, *rest = figure.subplots(1, 2 if pushed is None else 3)
+    moves, shares, *rest = figure.subplots(1, 2 if pushed is None else 3)
     steps = range(1, found.steps + 1)
     draw_quantiles(moves, steps, found.moves.flatten(1))
-    moves.axhline(found.tolerance, color="black", linestyle="--", label="tolerance")
+    moves.axhline(found.tolerance, color="black", linestyle="--", label="at rest below")
     moves.axvline(found.trained_steps, color="black", linestyle=":", label="as trained")
     moves.set(xlabel="step", ylabel=r"$\|\Delta g\| / \|g\|$", xscale="log", yscale="log")
-    positions = range(found.moves.shape[2])
-    for quantile, style in ((0.25, ":"), (0.5, "-"), (0.75, ":")):
-        values = found.by_position(quantile)
-        lengths.plot(positions, values, style, color="C0", label=f"{100 * quantile:.0f} %")
-    lengths.set(xlabel="position", ylabel="steps until at rest", ylim=(0, found.steps))
-    share = lengths.twinx()
-    share.plot(positions, found.share_at_rest, color="C1", linewidth=1, label="at rest in the end")
-    share.set(ylabel="share of texts at rest in the end", ylim=(-0.02, 1.02))
-    share.yaxis.label.set_color("C1")
+    moves.set_title("how far tokens move", fontsize=10)
+    draw_at_rest(shares, found)
     if pushed is not None:
         (axis,) = rest
         draw_quantiles(axis, range(pushed.steps + 1), pushed.distances.flatten(1))
-        axis.set(xlabel="steps after the push", ylabel="distance of $g$, relative", yscale="log")
+        axis.set(xlabel="steps after the push", ylabel="distance of $g$, relative")
+        axis.set_ylim(bottom=0)
         power = float(pushed.powers.median())
         axis.set_title(
             f"a push after {pushed.settled} steps falls as $t^{{{-power:.2f}}}$", fontsize=10
         )
-    for axis in (moves, lengths, *rest):
+    for axis in (moves, shares, *rest):
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8)
     return figure
+
+
+def draw_at_rest(axis: "Axes", found: Transients) -> None:
+    """The share of tokens at rest, for ever longer stretches of positions."""
+    from matplotlib import colormaps
+
+    stretches = doubling(found.moves.shape[2])
+    colours = colormaps["viridis"](np.linspace(0, 0.95, len(stretches)))
+    for positions, colour in zip(stretches, colours, strict=True):
+        first, last = positions.start + 1, positions.stop
+        label = f"{first}" if first == last else f"{first} to {last}"
+        axis.plot(range(found.steps + 1), found.at_rest(positions), color=colour, label=label)
+    axis.axvline(found.trained_steps, color="black", linestyle=":")
+    axis.set(xlabel="step", ylabel="share of tokens at rest", ylim=(-0.02, 1.02))
+    axis.set_title("at rest from that step on, by position", fontsize=10)
+
+
+def doubling(count: int) -> list[range]:
+    """0, 1, 2 to 3, 4 to 7, ... up to ``count`` - 1."""
+    edges = [0, 1]
+    while edges[-1] < count:
+        edges.append(min(2 * edges[-1], count))
+    return [range(a, b) for a, b in itertools.pairwise(edges)]
 
 
 def draw_quantiles(axis: "Axes", t: Sequence[int], values: Tensor) -> None:
