@@ -58,6 +58,12 @@ def test_any_number_of_processes_learns_the_same(tmp_path, parallel, options):
     assert abs(one["val_loss_full"] - two["val_loss_full"]) < 1e-5
 
 
+def test_compiled_models_learn_the_same_under_ddp(tmp_path):
+    run(sys.executable, "-m", "nrgpt", "train", *SHORT, "model.steps=2", "--to", "one")
+    run(*torchrun(2, *SHORT, "model.steps=2", "compile=true", "--to", "two"))
+    assert largest_difference(weights(tmp_path / "one"), weights(tmp_path / "two")) < 1e-5
+
+
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_a_signal_to_one_process_stops_all_and_they_go_on(tmp_path, parallel):
     arguments = (

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -57,8 +58,9 @@ def train(
     cfg = override(preset(name), overrides or [])
     folder = to or default_run(name, cfg)
     result = train_one(cfg, folder)
-    screen.print_json(data=result)
-    screen.print(f"everything is in {folder}")
+    if os.environ.get("RANK", "0") == "0":  # of several processes, one speaks
+        screen.print_json(data=result)
+        screen.print(f"everything is in {folder}")
 
 
 def packed_field(assignment: str) -> str:
