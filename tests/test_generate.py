@@ -42,7 +42,16 @@ def test_a_batch_says_what_each_prompt_says_alone(block, cache):
     assert len({tuple(tokens) for tokens in expected}) >= len(PROMPTS) - 1
 
 
-@pytest.mark.parametrize("fields", [{}, {"mask": "inclusive"}, {"coupling": "full"}], ids=str)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"mask": "inclusive", "bias": True},
+        {"coupling": "full", "rate": "free_per_step"},
+        {"rate": "state", "feedforward": "ff1"},
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("block", BLOCKS)
 def test_the_decoder_for_gpus_says_the_same(block, fields):
     """Here without a recording: fixed shapes, tokens read one step late, memory used again."""

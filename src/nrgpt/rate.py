@@ -38,6 +38,8 @@ class Rate(nn.Module, ABC):
     def __init__(self, cfg: "ModelConfig"):
         super().__init__()
         self.width = cfg.width
+        self.is_folded = cfg.rate != "state" and not cfg.rate.endswith("_per_step")
+        """Nothing is left for ``apply_step`` to do."""
 
     def fold(self, M: Tensor, norm: Norm) -> Tensor:
         """The part of eta that all steps share, times M of shape (D,) or (D, m)."""
