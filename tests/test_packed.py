@@ -187,7 +187,7 @@ def test_sweeps_pack_runs_of_one_shape(tmp_path, monkeypatch):
         return original(cfgs, runs)
 
     monkeypatch.setattr(sweep, "train_packed", counted)
-    monkeypatch.setattr(sweep, "train", lambda *_: pytest.fail("a run was not packed"))
+    monkeypatch.setattr(sweep, "train_one", lambda *_: pytest.fail("a run was not packed"))
     choices = ("model.width=8,16", "seed=0,1,2")
     rows = sweep.run_sweep("debug", debug(*SHORT), choices, tmp_path / "s", packed=2)
     assert len(rows) == 6

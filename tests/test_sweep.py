@@ -27,12 +27,12 @@ def test_a_grid_runs_every_combination_once(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "s" / "sweep.png").stat().st_size > 1000
     assert len((tmp_path / "s" / "results.jsonl").read_text().splitlines()) == 4
     assert "model.width" in capsys.readouterr().out
-    monkeypatch.setattr(sweep, "train", lambda *_: pytest.fail("a finished run was run again"))
+    monkeypatch.setattr(sweep, "train_one", lambda *_: pytest.fail("a finished run was run again"))
     assert run("model.width=8,16", "seed=0,1", folder=tmp_path / "s") == rows
 
 
 def test_a_grid_goes_on_where_it_stopped(tmp_path, monkeypatch):
-    original, calls = sweep.train, []
+    original, calls = sweep.train_one, []
 
     def stops(cfg, folder):
         calls.append(folder.name)
@@ -40,7 +40,7 @@ def test_a_grid_goes_on_where_it_stopped(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return original(cfg, folder)
 
-    monkeypatch.setattr(sweep, "train", stops)
+    monkeypatch.setattr(sweep, "train_one", stops)
     with pytest.raises(KeyboardInterrupt):
         run("seed=0,1,2", folder=tmp_path / "s")
     assert len(run("seed=0,1,2", folder=tmp_path / "s")) == 3
@@ -55,14 +55,14 @@ def test_results_of_another_configuration_are_not_taken_for_ours(tmp_path):
 
 
 def test_a_run_that_diverges_does_not_stop_the_others(tmp_path, monkeypatch):
-    original = sweep.train
+    original = sweep.train_one
 
     def diverges(cfg, folder):
         if cfg.seed == 0:
             raise TrainingError("step 3: loss nan", DIVERGED)
         return original(cfg, folder)
 
-    monkeypatch.setattr(sweep, "train", diverges)
+    monkeypatch.setattr(sweep, "train_one", diverges)
     rows = run("seed=0,1", folder=tmp_path / "s")
     assert [row["seed"] for row in rows] == ["1", "0"]
     assert rows[1]["error"] == "step 3: loss nan"
@@ -80,7 +80,7 @@ def test_a_search_remembers_its_trials(tmp_path):
 
 
 def test_wrong_sweeps_are_refused_before_the_first_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(sweep, "train", lambda *_: pytest.fail("should not start"))
+    monkeypatch.setattr(sweep, "train_one", lambda *_: pytest.fail("should not start"))
     with pytest.raises(ValueError, match=r"no field 'model\.widht'; did you mean 'model\.width'"):
         run("model.widht=8,16", folder=tmp_path / "s")
     with pytest.raises(ValueError, match="heads = 3"):

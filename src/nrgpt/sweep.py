@@ -18,8 +18,8 @@ from .config import check_choice
 from .overrides import override, parse
 from .train.config import TrainConfig
 from .train.faults import DIVERGED, TrainingError
-from .train.loop import check_config, train
-from .train.packed import shape_of, train_packed
+from .train.loop import check_config
+from .train.packed import shape_of, train_one, train_packed
 
 screen = Console()
 OBJECTIVE = "val_loss_full"
@@ -85,7 +85,7 @@ def run_one(cfg: TrainConfig, chosen: dict[str, Any], folder: Path) -> dict[str,
         check_config(own, folder)
         return {**chosen, **result, "run": folder.name}
     try:
-        return {**chosen, **train(own, folder), "run": folder.name}
+        return {**chosen, **train_one(own, folder), "run": folder.name}
     except TrainingError as error:
         if error.code != DIVERGED:
             raise
