@@ -156,6 +156,40 @@ def test_curvatures_of_a_token_are_those_of_the_whole_hessian():
     assert relative(lowest, expected) < 1e-6
 
 
+def test_straight_ways_on_a_sphere():
+    sphere = Sphere(3.0, centred=True)
+    u, other = sphere.retract(points(1, 9))[0], sphere.retract(points(20, 9))
+    heading = sphere.heading(u, other)
+    assert (heading @ u).abs().max() < 1e-12
+    assert (sphere.walk(u, heading) - other).norm(dim=-1).max() < 1e-12
+    angles = torch.acos(other @ u / 9)
+    assert (heading.norm(dim=-1) - 3 * angles).abs().max() < 1e-7
+    assert sphere.heading(u, u).abs().max() == 0
+    assert torch.equal(sphere.walk(u, torch.zeros(9).double()), u)
+
+
+def test_a_plane_on_a_sphere_shows_energies_where_points_are():
+    sphere = Sphere(2.0)
+    centre, a, b = sphere.retract(points(3, 5))
+
+    def height(u):
+        return u[..., 0] + 2 * u[..., 1]
+
+    found = plane(
+        height, sphere, centre, sphere.heading(centre, a), sphere.heading(centre, b), extent=3.0
+    )
+    for point in (a, b):
+        x, y = found.place(point)
+        assert abs(float(x.square() + y.square()) ** 0.5 - sphere.heading(centre, point).norm()) < (
+            1e-12
+        )
+        walked = sphere.walk(centre, torch.stack([x, y]) @ found.directions)
+        assert (walked - point).norm() < 1e-12
+    row, column = 7, 30
+    v = torch.stack([found.axis[column], found.axis[row]]) @ found.directions
+    assert abs(height(sphere.walk(centre, v)) - found.energy[row, column]) < 1e-12
+
+
 def test_figures(tmp_path):
     model = randomised(config())
     land = TokenLandscape(model, torch.randint(11, (1, 9)), token=6)

@@ -20,6 +20,7 @@ from nrgpt.dynamics.landscape import (
 )
 from nrgpt.dynamics.paths import Basins, basins, escape_times, least_energy_path, plane
 from nrgpt.dynamics.plots import path_figure, slice_figure
+from nrgpt.runs import Run
 
 
 @torch.no_grad()
@@ -74,15 +75,27 @@ def landscape(study: Study) -> None:
             run, "saddles", saddles(study, land, path.points[path.energy.argmax()], steepest)
         )
 
-        if other is not None:
-            times = escapes(study, land, here, path.barrier, steepest)
+        if other is not None:  # out of the shallower of the two
+            shallow = path.barrier < path.barrier_back
+            pit, barrier = (here, path.barrier) if shallow else (other, path.barrier_back)
+            results.add(run, "escapes out of", {"energy": land(pit[None]).item(), "by": barrier})
+            times = escapes(study, land, pit, barrier, steepest)
             results.add(run, "escape times by temperature", times)
-            save(escape_figure(times), study.to / f"escapes-{name}", ("png",))
-        second = goal - here if other is not None else torch.randn_like(here)
-        first = way[-1] - here if (way[-1] - here).norm() > 1e-6 else way[0] - here
-        extent = 1.3 * float((goal - here).norm().clamp(min=1.0))
-        cut = plane(land, land.surface, here, first, second, extent=extent, count=study.size(81, 7))
-        save(slice_figure(cut, way, pits.minima[:5]), study.to / f"slice-{name}", ("png",))
+            save(escape_figure(times, study.size(4_000, 6)), study.to / f"escapes-{name}", ("png",))
+        map_of(study, run, land, way, here, pits)
+
+
+def map_of(
+    study: Study, run: Run, land: TokenLandscape, way: Tensor, here: Tensor, pits: Basins
+) -> None:
+    """The plane through the token's end, the minimum below it and the start of its way."""
+    end = way[-1]
+    first, second = (land.surface.heading(end, u) for u in (here, way[0]))
+    if first.norm() < 1e-6 * end.norm():  # it ended at the minimum
+        first = land.surface.heading(end, way[-2])
+    extent = 1.3 * float(torch.stack([first.norm(), second.norm()]).max())
+    cut = plane(land, land.surface, end, first, second, extent=extent, count=study.size(81, 7))
+    save(slice_figure(cut, way, here[None]), study.to / f"slice-{run.folder.name}", ("png",))
 
 
 def about(land: TokenLandscape, u: Tensor) -> dict[str, Any]:
@@ -140,11 +153,11 @@ def saddles(study: Study, land: TokenLandscape, top: Tensor, steepest: float) ->
 def escapes(
     study: Study, land: TokenLandscape, here: Tensor, barrier: float, steepest: float
 ) -> dict[str, dict[str, float]]:
-    """Langevin steps until walkers leave the basin, at temperatures from far below the barrier (by
-    mode: the barrier divided by the number of directions) to above."""
+    """Langevin steps until walkers leave the basin, at temperatures from below the barrier to far
+    above it."""
     found = {}
-    unit = max(barrier, 1e-3) / len(here)
-    scales = (3.0, 30.0) if study.quick else (0.3, 1.0, 3.0, 10.0, 30.0)
+    unit = max(barrier, 1e-3)
+    scales = (1.0, 30.0) if study.quick else (0.125, 0.25, 0.5, 1.0, 2.0, 4.0)
     for scale in track(scales, "temperatures"):
         times = escape_times(
             land,
@@ -152,36 +165,46 @@ def escapes(
             here,
             temperature=scale * unit,
             walkers=study.size(32, 3),
-            steps=study.size(2_000, 6),
+            steps=study.size(4_000, 6),
             rate=0.3 / steepest,
-            look_every=study.size(100, 3),
+            look_every=study.size(50, 3),
             distance=0.05,
             generator=torch.Generator(here.device).manual_seed(0),
         )
         found[f"{scale * unit:.4g}"] = {
-            "temperature x directions / barrier": scale,
+            "temperature / barrier": scale,
             "median steps": times.median().item(),
             "share that left": times.isfinite().double().mean().item(),
         }
     return found
 
 
-def escape_figure(times: dict[str, dict[str, float]]) -> Any:
-    figure = new_figure(6, 4)
+def escape_figure(times: dict[str, dict[str, float]], steps: int) -> Any:
+    """Median escape times, and the share that left beside each; where fewer than half left, the
+    median is beyond the steps taken."""
+    figure = new_figure(6, 3.5)
     axis = figure.subplots()
-    temperatures = [float(T) for T in times]
-    medians = [entry["median steps"] for entry in times.values()]
-    axis.plot(temperatures, medians, "o-", label="median steps until escape (none: infinite)")
-    axis.set(xlabel="temperature", ylabel="steps", xscale="log")
-    if any(map(math.isfinite, medians)):
-        axis.set_yscale("log")
-    share = axis.twinx()
-    shares = [entry["share that left"] for entry in times.values()]
-    share.plot(temperatures, shares, "s--", color="C1")
-    share.set(ylabel="share that left", ylim=(-0.02, 1.02))
-    share.yaxis.label.set_color("C1")
+    entries = list(times.values())
+    scales = [entry["temperature / barrier"] for entry in entries]
+    medians = [entry["median steps"] for entry in entries]
+    axis.plot(scales, [m if math.isfinite(m) else math.nan for m in medians], "o-", color="C0")
+    late = [s for s, m in zip(scales, medians, strict=True) if not math.isfinite(m)]
+    if late:
+        label = f"more than {steps:,}"
+        axis.plot(late, [steps] * len(late), "^", color="C0", fillstyle="none", label=label)
+        axis.legend(fontsize=8)
+    for scale, median, entry in zip(scales, medians, entries, strict=True):
+        axis.annotate(
+            f"{100 * entry['share that left']:.0f} %",
+            (scale, min(median, steps)),
+            textcoords="offset points",
+            xytext=(6, 5),
+            fontsize=8,
+        )
+    axis.set(xlabel="temperature / barrier", ylabel="median steps until escape")
+    axis.set_title(f"percent: walkers that left within {steps:,} steps", fontsize=10)
+    axis.set(xscale="log", yscale="log", ylim=(None, 2 * steps))
     axis.grid(alpha=0.3)
-    axis.legend()
     return figure
 
 
@@ -191,8 +214,13 @@ def basin_figure(pits: Basins, end: float) -> Any:
     axis = figure.subplots()
     axis.vlines(pits.energy.cpu(), 0, pits.counts, color="C0")
     axis.plot(pits.energy.cpu(), pits.counts, "o", color="C0", label="minima")
+    for energy, count in zip(pits.energy.tolist(), pits.counts.tolist(), strict=True):
+        axis.annotate(
+            f"{count}", (energy, count), textcoords="offset points", xytext=(6, 3), fontsize=8
+        )
     axis.axvline(end, color="red", linestyle=":", label="where the token ends")
-    axis.set(xlabel="energy", ylabel="starts that end there")
+    axis.set(xlabel="energy", ylabel=f"of {len(pits.of_start)} starts, end there")
+    axis.set_ylim(0, 1.12 * float(pits.counts.max()))
     axis.grid(alpha=0.3)
-    axis.legend()
+    axis.legend(loc="upper center", fontsize=8)
     return figure

@@ -5,6 +5,7 @@ All of it works on a function ``f`` of a batch of points, (points, D) -> (points
 state u alone, and ||u||^2 = D). ``TokenLandscape`` is the function of one token with a frozen past.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -35,6 +36,14 @@ class Flat:
         """What the surface's own curvature takes from the second derivative along v."""
         return torch.zeros_like(v)
 
+    def walk(self, u: Tensor, v: Tensor) -> Tensor:
+        """Where one comes to from u by going straight along v, as far as v is long."""
+        return u + v
+
+    def heading(self, u: Tensor, other: Tensor) -> Tensor:
+        """Which way, and how far, the other points are from u: walk(u, heading(u, o)) is o."""
+        return other - u
+
 
 class Sphere(Flat):
     """||u|| = radius and, for LayerNorm, sum(u) = 0."""
@@ -56,6 +65,17 @@ class Sphere(Flat):
 
     def curve(self, u: Tensor, gradient: Tensor, v: Tensor) -> Tensor:
         return v * (u * gradient).sum(-1, keepdim=True) / self.radius**2
+
+    def walk(self, u: Tensor, v: Tensor) -> Tensor:
+        angle = v.norm(dim=-1, keepdim=True) / self.radius
+        return angle.cos() * u + torch.sinc(angle / math.pi) * v  # sin(angle) / angle
+
+    def heading(self, u: Tensor, other: Tensor) -> Tensor:
+        along = (u * other).sum(-1, keepdim=True) / self.radius**2
+        across = other - along * u
+        size = across.norm(dim=-1, keepdim=True)
+        angle = torch.atan2(size, self.radius * along)
+        return self.radius * angle * across / size.clamp(min=torch.finfo(u.dtype).tiny)
 
 
 class TokenLandscape:

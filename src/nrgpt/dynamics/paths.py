@@ -21,6 +21,11 @@ class Path:
         """How far the way from the first end goes up."""
         return float(self.energy.max() - self.energy[0])
 
+    @property
+    def barrier_back(self) -> float:
+        """How far it goes up from the other end."""
+        return float(self.energy.max() - self.energy[-1])
+
 
 def least_energy_path(
     f: Function,
@@ -125,7 +130,8 @@ def escape_times(
 
 @dataclass(frozen=True)
 class Slice:
-    """Energies on a plane through a landscape (seen on its surface)."""
+    """Energies on a plane through a landscape. On a sphere it is a map as of the globe: straight
+    lines through the centre are great circles, and distances along them are right."""
 
     axis: Tensor
     """Coordinates along either direction."""
@@ -133,10 +139,11 @@ class Slice:
     """[along the second direction, along the first]"""
     centre: Tensor
     directions: Tensor
+    surface: Flat
 
     def place(self, u: Tensor) -> Tensor:
-        """Coordinates of points in the plane, (points, 2), by projection."""
-        return (u - self.centre) @ self.directions.T
+        """Coordinates of points in the plane, (points, 2); what does not lie in it is projected."""
+        return self.surface.heading(self.centre, u) @ self.directions.T
 
 
 def plane(
@@ -158,7 +165,7 @@ def plane(
     directions = torch.stack([first, second / second.norm()])
     axis = torch.linspace(-extent, extent, count, dtype=centre.dtype, device=centre.device)
     across, along = torch.meshgrid(axis, axis, indexing="ij")
-    points = centre + torch.stack([along, across], -1).flatten(0, 1) @ directions
+    steps = torch.stack([along, across], -1).flatten(0, 1) @ directions
     with torch.no_grad():
-        energy = f(surface.retract(points)).unflatten(0, (count, count))
-    return Slice(axis, energy, centre, directions)
+        energy = f(surface.walk(centre, steps)).unflatten(0, (count, count))
+    return Slice(axis, energy, centre, directions, surface)

@@ -43,21 +43,27 @@ def adaptive_figure(costs: Sequence[Cost]) -> "Figure":
 def slice_figure(
     found: Slice, trajectory: Tensor | None = None, minima: Tensor | None = None
 ) -> "Figure":
-    """A plane of a landscape as a map, with a token's way and some minima drawn on it."""
+    """A plane of a landscape as a map, with a token's way and some minima drawn on it: where they
+    are in the plane, or where they project to."""
     figure = new_figure(6, 5)
     axis = figure.subplots()
     at = found.axis.cpu().numpy()
-    shades = axis.contourf(at, at, found.energy.cpu().numpy(), levels=30, cmap="viridis")
+    energy = found.energy.cpu().numpy()
+    shades = axis.contourf(at, at, energy, levels=30, cmap="viridis")
+    axis.contour(at, at, energy, levels=15, colors="black", linewidths=0.3, alpha=0.5)
     figure.colorbar(shades, label="energy")
-    if trajectory is not None:
-        way = found.place(trajectory).cpu().numpy()
-        axis.plot(way[:, 0], way[:, 1], "o-", color="white", markersize=3, label="the token's way")
-        axis.plot(*way[-1], "s", color="red", label="its end")
     if minima is not None:
         place = found.place(minima).cpu().numpy()
         axis.plot(place[:, 0], place[:, 1], "*", color="orange", markersize=12, label="minima")
+    if trajectory is not None:
+        way = found.place(trajectory).cpu().numpy()
+        axis.plot(way[:, 0], way[:, 1], "o-", color="white", markersize=3, label="the token's way")
+        axis.plot(*way[0], "o", color="white", markeredgecolor="black", label="its start")
+        axis.plot(*way[-1], "s", color="red", markeredgecolor="white", label="its end")
     if trajectory is not None or minima is not None:
-        axis.legend(loc="upper right", fontsize=8)
+        figure.legend(
+            loc="outside upper center", fontsize=8, ncols=4, facecolor="lightgrey", framealpha=1
+        )
     axis.set(xlabel="first direction", ylabel="second direction", aspect="equal")
     axis.set(xlim=(at[0], at[-1]), ylim=(at[0], at[-1]))
     return figure
@@ -68,8 +74,12 @@ def path_figure(path: EnergyPath) -> "Figure":
     figure = new_figure(6, 3.5)
     axis = figure.subplots()
     lengths = path.points.diff(dim=0).norm(dim=-1).cumsum(0).cpu()
-    axis.plot([0.0, *lengths.tolist()], path.energy.cpu(), "o-")
-    axis.set(xlabel="way", ylabel="energy", title=f"barrier {path.barrier:.4g}")
+    axis.plot([0.0, *lengths.tolist()], path.energy.cpu(), "o-", markersize=4)
+    axis.axhline(float(path.energy.max()), color="black", linestyle=":", linewidth=1)
+    axis.set(xlabel="distance along the path", ylabel="energy")
+    axis.set_title(
+        f"up {path.barrier:.3g} from the left, {path.barrier_back:.3g} from the right", fontsize=10
+    )
     axis.grid(alpha=0.3)
     return figure
 
