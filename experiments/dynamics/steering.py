@@ -241,7 +241,7 @@ def styled(
     model = run.model
     extra = {"style": Toward(v, scale * unit)}
     losses = [token_losses(model(idx, extra=extra)[0], t) for idx, t in batches(text)]
-    rows, length = study.size(256, 2), study.size(model.cfg.context - 1, 12)
+    rows, length = study.size(128, 2), study.size(model.cfg.context - 1, 12)
     generator = torch.Generator(model.tokens.device).manual_seed(0)
     said = model.generate(
         [run.encode("\n")] * rows,
