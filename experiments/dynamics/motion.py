@@ -116,6 +116,7 @@ def steps_figure(curves: dict[str, dict[str, dict[str, float]]]) -> Any:
         )
     axis.set(xlabel="steps, as a multiple of the trained", ylabel="validation loss (nats)")
     axis.set_xscale("log", base=2)
+    axis.set_xticks(MULTIPLES, [f"{multiple:g}" for multiple in MULTIPLES])
     axis.grid(alpha=0.3)
     axis.legend()
     return figure
