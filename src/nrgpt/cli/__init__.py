@@ -6,12 +6,23 @@ from . import models
 from . import dynamics
 from . import evaluation
 from . import hub
+from . import reproduce
 from . import data
 
 # isort: on
 from .common import app
 
-__all__ = ["app", "data", "dynamics", "evaluation", "hub", "main", "models", "training"]
+__all__ = [
+    "app",
+    "data",
+    "dynamics",
+    "evaluation",
+    "hub",
+    "main",
+    "models",
+    "reproduce",
+    "training",
+]
 
 
 def main() -> None:

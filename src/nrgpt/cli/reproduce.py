@@ -1,0 +1,78 @@
+"""nrgpt reproduce: the paper's figures and tables."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .common import FREE_FORM, Overrides, app, clear_errors, screen
+
+reproduce_app = typer.Typer(
+    help="Train what is missing and make the paper's figures and tables; stop it whenever, the "
+    "same command goes on.",
+    no_args_is_help=True,
+)
+app.add_typer(reproduce_app, name="reproduce")
+
+Quick = Annotated[bool, typer.Option("--quick", help="Tiny: only shows that everything works.")]
+PlotsOnly = Annotated[
+    bool, typer.Option("--plots-only", help="No training: draw from the records that are there.")
+]
+To = Annotated[
+    Path | None,
+    typer.Option(help="Records and figures; default experiments/NAME (quick: out/NAME-quick)."),
+]
+Processes = Annotated[int, typer.Option(min=1, help="Packs of runs at a time, on one GPU.")]
+Seeds = Annotated[int | None, typer.Option(min=1, help="Seeds of each configuration.")]
+Only = Annotated[
+    str | None, typer.Option(help="Only runs with one of these in their names: mod10,w64 ...")
+]
+Recipe = Annotated[str, typer.Option(help="ours, or paper: as the paper's text says.")]
+
+
+def folder(name: str, to: Path | None, quick: bool) -> Path:
+    """Runs that prove nothing stay away from experiments/, and use one thread: of tiny models,
+    threads only wait for each other."""
+    if quick:
+        import torch
+
+        torch.set_num_threads(1)
+    return to or (Path("out") / f"{name}-quick" if quick else Path("experiments") / name)
+
+
+def chosen(cases: list[Any], only: str | None, overrides: list[str] | None) -> list[Any]:
+    """Cases by parts of their names, with fields changed in all of them."""
+    found = [c for c in cases if only is None or any(part in c.name for part in only.split(","))]
+    if not found:
+        names = ", ".join(case.name for case in cases[:5])
+        raise ValueError(f"only = {only!r}: no run is called so; there are {names}, ...")
+    return [case.changed(overrides or []) for case in found]
+
+
+def tell(files: list[Path]) -> None:
+    for file in files:
+        screen.print(str(file), soft_wrap=True)
+
+
+@reproduce_app.command(context_settings=FREE_FORM)
+@clear_errors
+def listops(
+    overrides: Overrides = None,
+    recipe: Recipe = "ours",
+    seeds: Seeds = None,
+    only: Only = None,
+    quick: Quick = False,
+    plots_only: PlotsOnly = False,
+    to: To = None,
+    processes: Processes = 1,
+) -> None:
+    """Transitions: accuracy and losses against parameters, fits, where 80 % are reached.
+
+    16 widths, FF1 (hidden 4 D and 8 D), FF2W and RGPT-parallel, modulo 10 and 20, answers with
+    steps and direct, 3 seeds.
+    """
+    from ..reproduce import listops
+
+    cases = chosen(listops.cases(recipe, seeds or (2 if quick else 3), quick), only, overrides)
+    where = folder("listops", to, quick)
+    tell(listops.reproduce(cases, where, processes=processes, plots_only=plots_only))

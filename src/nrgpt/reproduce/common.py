@@ -1,0 +1,214 @@
+"""What the experiments share: cases, one record for each finished run, tables and figures.
+
+    TO/results.jsonl            a row for each run: labels, counts, losses, FLOPs, seconds, commit
+    TO/runs/CASE/               its config, environment, result, metrics (thinned) and samples
+    TO/wall_time.jsonl          what each call took
+    runs/reproduce/NAME/CASE/   the run folder itself, with checkpoints; git ignores it
+
+A case that has a row is done, wherever its checkpoints are. Figures and tables need the records
+alone.
+"""
+
+import dataclasses
+import json
+import shutil
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..overrides import override
+from ..train.checkpoint import write_atomically
+from ..train.config import TrainConfig
+from ..train.report import environment, read_metrics
+from ..train.speed import training_flops_per_token
+from .training import FAILED, refuse_other_configuration, screen, train_all
+
+KEPT = ("config.json", "environment.json", "result.json", "samples.txt", FAILED)
+LINES = 50
+"""Most lines of metrics.jsonl that a record keeps beside those with a validation loss."""
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    """Of its folders."""
+    cfg: TrainConfig
+    labels: Mapping[str, Any]
+    """What figures and tables group it by; they stand in its row."""
+
+    def changed(self, assignments: Sequence[str]) -> "Case":
+        return dataclasses.replace(self, cfg=override(self.cfg, assignments))
+
+
+Measure = Callable[[Case, Path, Path], Row]
+"""(case, run folder, record folder) -> further fields of its row. It may leave small files in the
+record folder, for figures that need more than numbers."""
+
+
+def nothing_more(case: Case, run: Path, record: Path) -> Row:
+    return {}
+
+
+def carry_out(
+    cases: Sequence[Case],
+    to: Path,
+    measure: Measure = nothing_more,
+    *,
+    processes: int = 1,
+    plots_only: bool = False,
+) -> list[Row]:
+    """Train and record what has no record yet; returns all rows there are, earlier ones too."""
+    rows = {row["case"]: row for row in read_rows(to)}
+    if plots_only:
+        if not rows:
+            raise ValueError(f"{to} has no results.jsonl to draw from; leave out --plots-only")
+        return list(rows.values())
+    for case in cases:
+        if case.name in rows:
+            refuse_other_configuration(case.cfg, to / "runs" / case.name)
+    missing = {case.name: case for case in cases if case.name not in rows}
+    screen.print(f"{len(cases):,} runs, {len(cases) - len(missing):,} of them on record in {to}")
+    runs, began = Path("runs") / "reproduce" / to.name, time.perf_counter()
+    todo = [(case.cfg, runs / case.name) for case in missing.values()]
+    for pack in train_all(todo, processes):
+        for _, run in pack:
+            rows[run.name] = keep_record(missing[run.name], run, to, measure, packed=len(pack))
+            text = "".join(json.dumps(row) + "\n" for row in rows.values())
+            write_atomically(to / "results.jsonl", text)
+    if missing:
+        note_wall_time(to, len(missing), processes, time.perf_counter() - began)
+    return list(rows.values())
+
+
+def read_rows(to: Path) -> list[Row]:
+    path = to / "results.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def keep_record(case: Case, run: Path, to: Path, measure: Measure, packed: int) -> Row:
+    record = to / "runs" / case.name
+    record.mkdir(parents=True, exist_ok=True)
+    for name in KEPT:
+        if (run / name).exists():
+            shutil.copyfile(run / name, record / name)
+    timed = with_seconds(read_metrics(run), case.cfg)
+    text = "".join(json.dumps(entry) + "\n" for entry in thinned(timed))
+    write_atomically(record / "metrics.jsonl", text)
+    row = {"case": case.name, **case.labels, **facts(case.cfg, run, timed), "packed": packed}
+    if "error" not in row:
+        row |= measure(case, run, record)
+    return row
+
+
+def with_seconds(entries: Sequence[Row], cfg: TrainConfig) -> list[Row]:
+    """Every line with the seconds of training up to it, without evaluations and checkpoints."""
+    seconds, timed = 0.0, []
+    for entry in entries:
+        if "tokens_per_second" in entry:
+            tokens = cfg.log_every * cfg.batch * cfg.model.context
+            seconds += tokens / entry["tokens_per_second"]
+        timed.append({**entry, "seconds": round(seconds, 3)})
+    return timed
+
+
+def thinned(entries: Sequence[Row]) -> list[Row]:
+    plain = [entry for entry in entries if "val_loss" not in entry]
+    every = -(-len(plain) // LINES) if plain else 1
+    kept = {id(entry) for entry in plain[every - 1 :: every]}
+    return [entry for entry in entries if "val_loss" in entry or id(entry) in kept]
+
+
+def facts(cfg: TrainConfig, run: Path, timed: Sequence[Row]) -> Row:
+    """What every experiment's rows hold. Estimates are means over random windows, the last one's
+    and the best one's; val_loss_full is over every token of the split, at the last iteration."""
+    origin = json.loads((run / "environment.json").read_text())
+    tokens = cfg.iterations * cfg.batch * cfg.model.context
+    row: Row = {
+        "seed": cfg.seed,
+        "width": cfg.model.width,
+        "heads": cfg.model.heads,
+        "steps": cfg.model.steps,
+        "lr": cfg.optimiser.lr,
+        "iterations": cfg.iterations,
+        "tokens": tokens,
+        "training_flops": training_flops_per_token(cfg.model) * tokens,
+        "commit": origin["commit"],
+        "gpu": origin["gpu"],
+    }
+    if (run / FAILED).exists():
+        return row | json.loads((run / FAILED).read_text())
+    result = json.loads((run / "result.json").read_text())
+    estimates = [entry for entry in timed if "val_loss" in entry]
+    row |= {
+        "parameters": result["parameters"]["total"],
+        "parameters_tied": result["parameters"]["tied"],
+        "parameters_untied": result["parameters"]["untied"],
+        "train_loss": estimates[-1]["train_loss"],
+        "val_loss": estimates[-1]["val_loss"],
+        "best_val_loss": result["best_val_loss_estimate"],
+        "best_step": result["best_step"],
+        "val_loss_full": result["val_loss_full"],
+        "val_loss_full_least_context": result["val_loss_full_least_context"],
+        "rollbacks": result["rollbacks"],
+        "seconds": timed[-1]["seconds"],
+    }
+    if "listops" in result:
+        names = ("correct", "total", "accuracy", "interval")
+        row |= {name: result["listops"][name] for name in names}
+    return row
+
+
+def note_wall_time(to: Path, runs: int, processes: int, seconds: float) -> None:
+    """The whole of a call: training, evaluation and everything around."""
+    screen.print(f"{runs:,} runs took {seconds:,.0f} s of wall time, {processes} at a time")
+    origin = environment()
+    entry = {"runs": runs, "processes": processes, "seconds": round(seconds, 1)}
+    entry |= {name: origin[name] for name in ("command", "commit", "gpu", "torch")}
+    with (to / "wall_time.jsonl").open("a") as file:
+        file.write(json.dumps(entry) + "\n")
+
+
+# From records to tables --------------------------------------------------------------------------
+
+
+def grouped(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
+    """Rows with equal labels, in the order of their first ones. Runs that failed are left out."""
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        if "error" not in row:
+            groups.setdefault(tuple(row.get(name) for name in names), []).append(row)
+    return groups
+
+
+def means(rows: Iterable[Row], x: str, y: str) -> tuple[list[float], list[float]]:
+    """Means over rows of equal x, for lines in figures."""
+    points = sorted((key, [row[y] for row in own]) for (key,), own in grouped(rows, x).items())
+    return [point[0] for point in points], [statistics.fmean(point[1]) for point in points]
+
+
+def spread(values: Sequence[float], digits: int = 4) -> str:
+    """Mean and standard deviation, as tables show them."""
+    mean = f"{statistics.fmean(values):.{digits}f}"
+    return f"{mean} ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else mean
+
+
+def markdown(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    lines = [list(headings), ["---"] * len(headings), *([str(cell) for cell in r] for r in rows)]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def write_text(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, text)
+    return path
+
+
+def failures(rows: Iterable[Row]) -> str:
+    """A line for tables: nothing is left out silently."""
+    names = [row["case"] for row in rows if "error" in row]
+    return f"\nDiverged, and in no mean: {', '.join(names)}.\n" if names else ""

@@ -1,0 +1,171 @@
+"""Training many runs: those of one shape together, several such packs at a time if asked for."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from ..train import checkpoint
+from ..train.config import BOOKKEEPING, TrainConfig
+from ..train.faults import DIVERGED, INTERRUPTED, Interrupt, TrainingError
+from ..train.loop import check_config, flatten, train
+from ..train.packed import shape_of, train_one, train_packed
+
+screen = Console()
+
+PACK_BUDGET = 2**28
+"""Most of (runs x tokens of a batch x width x steps) in one pack: what its activations grow with.
+Large models fill a GPU one by one; small ones, together."""
+
+FAILED = "failed.json"
+"""In the folder of a run that diverged for good: why. It is a result, and not tried again."""
+
+Pack = list[tuple[TrainConfig, Path]]
+
+
+def is_over(cfg: TrainConfig, run: Path) -> bool:
+    """Whether a run has its result, or none to come."""
+    path = run / "result.json"
+    finished = path.exists() and json.loads(path.read_text())["step"] == cfg.iterations
+    return finished or (run / FAILED).exists()
+
+
+def refuse_other_configuration(cfg: TrainConfig, folder: Path) -> None:
+    """A folder's run must be the very one that is asked for. Unlike a run that a user goes on with,
+    it may not have another number of iterations: its schedule would be a mixture."""
+    path = folder / "config.json"
+    if not path.exists():
+        return
+    before = flatten(json.loads(path.read_text()))
+    wanted = flatten(json.loads(json.dumps(dataclasses.asdict(cfg))))
+    differ = [
+        f"{name}: {before.get(name)!r} -> {value!r}"
+        for name, value in wanted.items()
+        if before.get(name) != value and name not in BOOKKEEPING - {"iterations"}
+    ]
+    if differ:
+        raise ValueError(
+            f"{folder} is of another configuration ({'; '.join(differ)}); choose another folder "
+            "with --to, or remove this one"
+        )
+
+
+def packs_of(runs: Pack) -> list[Pack]:
+    """Runs by shape, no more in one pack than its budget allows."""
+    groups: dict[str, Pack] = {}
+    for cfg, run in runs:
+        groups.setdefault(repr(shape_of(cfg)), []).append((cfg, run))
+    packs = []
+    for group in groups.values():
+        cfg = group[0][0]
+        weight = cfg.batch * cfg.model.context * cfg.model.width * cfg.model.steps
+        most = max(1, PACK_BUDGET // weight)
+        packs += [group[i : i + most] for i in range(0, len(group), most)]
+    return packs
+
+
+def can_be_packed(cfgs: Sequence[TrainConfig], runs: Sequence[Path]) -> bool:
+    cfg = cfgs[0]
+    if cfg.accumulation > 1 or cfg.checkpoint_steps or cfg.deterministic:
+        return False
+    saved = [{path.name for path in checkpoint.checkpoints(run / "checkpoints")} for run in runs]
+    return not any(saved) or bool(set.intersection(*saved))
+
+
+def train_pack(cfgs: Sequence[TrainConfig], runs: Sequence[Path]) -> None:
+    """Train runs of one shape to their ends, together if possible. One that diverges for good says
+    so in its folder, and the others go on."""
+    if len(cfgs) > 1 and can_be_packed(cfgs, runs):
+        try:
+            train_packed(cfgs, runs)
+        except TrainingError as error:
+            if error.code != DIVERGED:
+                raise
+    for cfg, run in zip(cfgs, runs, strict=True):
+        if is_over(cfg, run):
+            continue
+        try:
+            # Alone on the way to divergence, a run must be able to go back: train can.
+            train_one(cfg, run) if len(cfgs) == 1 else train(cfg, run)
+        except TrainingError as error:
+            if error.code != DIVERGED:
+                raise
+            checkpoint.write_atomically(run / FAILED, json.dumps({"error": str(error)}) + "\n")
+
+
+def train_all(runs: Pack, processes: int) -> Iterator[Pack]:
+    """Train what is not over, and hand out each pack as it ends (first, what was over before)."""
+    for cfg, run in runs:
+        refuse_other_configuration(cfg, run)
+    over = [(cfg, run) for cfg, run in runs if is_over(cfg, run)]
+    if over:
+        yield over
+    packs = packs_of([(cfg, run) for cfg, run in runs if not is_over(cfg, run)])
+    if processes > 1:
+        yield from in_processes(packs, processes)
+        return
+    for number, pack in enumerate(packs, 1):
+        first, others = pack[0][1].name, len(pack) - 1
+        said = f"{first} and {others} more" if others else first
+        screen.print(f"pack {number} of {len(packs)}: {said}", highlight=False, soft_wrap=True)
+        train_pack([cfg for cfg, _ in pack], [run for _, run in pack])
+        yield pack
+
+
+def in_processes(packs: list[Pack], processes: int) -> Iterator[Pack]:
+    """A process for each pack, so many at a time. What it says is in RUN/output.txt of its first
+    run. A signal to us is passed on, and we wait until all have saved."""
+    waiting = list(reversed(packs))
+    running: dict[subprocess.Popen[bytes], Pack] = {}
+    faults = []
+    with Interrupt().watching() as interrupt, progress_bar() as bar:
+        task = bar.add_task("runs", total=sum(map(len, packs)))
+        while waiting or running:
+            while waiting and len(running) < processes:
+                pack = waiting.pop()
+                running[start(pack)] = pack
+            time.sleep(0.1)
+            if interrupt.received:
+                waiting.clear()
+                for process in running:
+                    process.terminate()
+                    process.wait()
+            for process in [p for p in running if p.poll() is not None]:
+                pack = running.pop(process)
+                bar.update(task, advance=len(pack))
+                if process.returncode == 0:
+                    yield pack
+                elif not interrupt.received:
+                    log = pack[0][1] / "output.txt"
+                    faults.append(f"{pack[0][1].name} ended with {process.returncode}, see {log}")
+    if interrupt.received:
+        message = f"{interrupt.received}: all is saved; run the same command to go on"
+        raise TrainingError(message, code=INTERRUPTED)
+    if faults:
+        raise TrainingError("; ".join(faults), code=1)
+
+
+def start(pack: Pack) -> subprocess.Popen[bytes]:
+    for cfg, run in pack:
+        run.mkdir(parents=True, exist_ok=True)
+        check_config(cfg, run)  # writes it, for the process to read
+    runs = [str(run) for _, run in pack]
+    with (pack[0][1] / "output.txt").open("ab") as log:
+        command = [sys.executable, "-m", "nrgpt.reproduce", *runs]
+        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+
+
+def progress_bar() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=screen,
+    )

@@ -1,0 +1,190 @@
+"""nrgpt reproduce: cases of the sizes that the paper states, and every experiment end to end."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from nrgpt.cli import app
+from nrgpt.reproduce import common, listops, training
+from nrgpt.reproduce.fit import find_transition
+from nrgpt.train.faults import DIVERGED, TrainingError
+from tests.runs import debug
+
+TINY = (
+    "iterations=4", "optimiser.warmup=1", "batch=4", "log_every=2", "eval_every=4", "save_every=4",
+    "eval_batches=1",
+)  # fmt: skip
+TINY_LISTOPS = (*TINY, "data.listops.train=500", "data.listops.test=5")
+SIZES = 10 ** np.linspace(3, 6, 16)
+
+
+def tiny(cases, overrides=TINY):
+    return [case.changed(overrides) for case in cases]
+
+
+def accuracies(floor, slope, middle, noise, seeds=3, seed=0):
+    generator = np.random.default_rng(seed)
+    means = floor + (1 - floor) / (1 + np.exp(-slope * (np.log10(SIZES) - middle)))
+    return {
+        int(size): list(mean + noise * generator.standard_normal(seeds))
+        for size, mean in zip(SIZES, means, strict=True)
+    }
+
+
+@pytest.mark.parametrize(("floor", "slope", "middle"), [(0.1, 6, 4.2), (0.3, 12, 4), (0.01, 3, 5)])
+def test_the_fit_finds_a_known_transition(floor, slope, middle):
+    truth = 10 ** (middle + np.log((0.8 - floor) / 0.2) / slope)
+    found = find_transition(accuracies(floor, slope, middle, noise=0))
+    assert found.parameters == pytest.approx(truth, rel=0.01)
+    assert found.interval == pytest.approx((truth, truth), rel=0.01)
+    assert found.curve(np.array([truth])) == pytest.approx([0.8], abs=0.002)
+
+
+def test_the_interval_covers_the_truth_about_as_often_as_it_says():
+    truth = 10 ** (4.3 + np.log(0.6 / 0.2) / 8)
+    hits = 0
+    for seed in range(20):
+        low, high = find_transition(accuracies(0.2, 8, 4.3, noise=0.05, seed=seed)).interval
+        assert low < high < 1.5 * low
+        hits += low <= truth <= high
+    assert hits >= 16
+
+
+def test_a_level_that_is_never_or_always_reached_is_not_made_up():
+    low, high = ({int(size): [value] * 3 for size in SIZES} for value in (0.2, 1.0))
+    assert str(find_transition(low)) == "not reached (not reached - not reached)"
+    assert str(find_transition(high)) == "below all (below all - below all)"
+    with pytest.raises(ValueError, match="3 sizes"):
+        find_transition({100: [0.5], 200: [0.9]})
+
+
+def test_listops_has_the_papers_sizes():
+    cases = listops.cases("paper")
+    assert len(cases) == 16 * 4 * 2 * 2 * 3
+    assert len({case.name for case in cases}) == len(cases)
+    cfg = cases[0].cfg
+    assert (cfg.model.steps, cfg.model.heads, cfg.iterations, cfg.batch) == (5, 1, 100_000, 64)
+    assert {c.cfg.model.width for c in cases} >= {8, 51, 256}
+    assert {c.cfg.data.listops.modulus for c in cases} == {10, 20}
+    ours = {case.cfg.model.width for case in listops.cases("ours")}
+    assert len(ours) == 15
+    assert min(ours) == 8
+    assert max(ours) == 256
+
+
+def test_listops_end_to_end(tmp_path, monkeypatch, capsys):
+    cases = [c for c in listops.cases(quick=True, seeds=2) if "-steps-ff2w" in c.name]
+    cases = tiny(cases, TINY_LISTOPS)
+    assert len(cases) == 6
+    files = listops.reproduce(cases, tmp_path / "to")
+    assert [file.name for file in files] == ["transition-ours-mod10-steps.png", "transitions.md"]
+    assert files[0].stat().st_size > 5_000
+    assert "NRGPT FF2W | not reached" in files[1].read_text()
+    rows = common.read_rows(tmp_path / "to")
+    assert len(rows) == 6
+    row = rows[0]
+    assert row["parameters"] == row["parameters_tied"] < row["parameters_untied"]
+    assert row["training_flops"] > 6 * row["parameters"] * row["tokens"] / 2
+    assert row["seconds"] > 0
+    assert (row["packed"], row["total"], row["answers"]) == (2, 5, "steps")
+    kept = {file.name for file in (tmp_path / "to" / "runs" / row["case"]).iterdir()}
+    assert kept == {
+        "config.json", "environment.json", "metrics.jsonl", "result.json", "samples.txt",
+    }  # fmt: skip
+
+    # What is on record is neither trained nor written again, even if the run folders are gone.
+    monkeypatch.setattr(training, "train_pack", lambda *_: pytest.fail("trained again"))
+    monkeypatch.chdir(tmp_path / "to")
+    assert listops.reproduce(cases, tmp_path / "to") == files
+    files[0].unlink()
+    assert listops.reproduce([], tmp_path / "to", plots_only=True) == files
+    assert files[0].exists()
+    assert common.read_rows(tmp_path / "to") == rows
+    with pytest.raises(ValueError, match=r"another configuration \(iterations: 4 -> 5"):
+        listops.reproduce(tiny(cases, ["iterations=5"]), tmp_path / "to")
+    with pytest.raises(ValueError, match="leave out --plots-only"):
+        listops.reproduce([], tmp_path / "empty", plots_only=True)
+
+
+def debug_cases(*overrides, seeds=2):
+    cfg = debug("iterations=6", "eval_every=6", "data.listops.test=5", *overrides)
+    return [
+        common.Case(f"s{seed}", dataclasses.replace(cfg, seed=seed), {"model": "debug"})
+        for seed in range(seeds)
+    ]
+
+
+def test_an_interrupted_experiment_goes_on(tmp_path, monkeypatch):
+    """The second run is stopped; only it is trained again, and a finished one without a record
+    is recorded."""
+    original, calls = training.train, []
+
+    def stops(cfg, run):
+        calls.append(run.name)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return original(cfg, run)
+
+    monkeypatch.setattr(training, "train", stops)
+    monkeypatch.setattr(training, "train_one", stops)
+    monkeypatch.setattr(training, "can_be_packed", lambda *_: False)
+    with pytest.raises(KeyboardInterrupt):
+        common.carry_out(debug_cases(), tmp_path / "to")
+    rows = common.carry_out(debug_cases(), tmp_path / "to")
+    assert calls == ["s0", "s1", "s1"]
+    assert [row["case"] for row in rows] == ["s0", "s1"]
+
+
+def test_a_run_that_diverges_is_a_row_without_a_loss(tmp_path, monkeypatch):
+    def diverges(cfg, run):
+        (run / "environment.json").write_text('{"commit": null, "gpu": null}')
+        (run / "metrics.jsonl").write_text("")
+        raise TrainingError("step 3: loss nan", DIVERGED)
+
+    case = debug_cases(seeds=1)
+    monkeypatch.setattr(training, "train_one", diverges)
+    run = tmp_path / "runs" / "reproduce" / "to" / "s0"
+    run.mkdir(parents=True)
+    (row,) = common.carry_out(case, tmp_path / "to")
+    assert row["error"] == "step 3: loss nan"
+    assert common.grouped([row], "model") == {}
+    assert "s0" in common.failures([row])
+    assert common.carry_out(case, tmp_path / "to") == [row]
+
+
+def test_packs_share_a_shape_and_fit_a_gpu():
+    cases = debug_cases(seeds=3)
+    wide = [dataclasses.replace(c, name=f"w{c.name}") for c in debug_cases("model.width=32")]
+    runs = [(case.cfg, case.name) for case in [*cases, *wide]]
+    assert [len(pack) for pack in training.packs_of(runs)] == [3, 2]
+    large = debug_cases("batch=512", "model.context=4096", "model.width=64")
+    assert [len(pack) for pack in training.packs_of([(c.cfg, c.name) for c in large])] == [1, 1]
+
+
+def test_several_processes(tmp_path):
+    """What a pack says is in its first run's folder."""
+    wide = [dataclasses.replace(c, name=f"w{c.name}") for c in debug_cases("model.width=32")]
+    rows = common.carry_out([*debug_cases(), *wide], tmp_path / "to", processes=2)
+    assert {row["case"]: row["width"] for row in rows} == {"s0": 16, "s1": 16, "ws0": 32, "ws1": 32}
+    first = tmp_path / "runs" / "reproduce" / "to" / "ws0"
+    assert "evaluating" in (first / "output.txt").read_text()
+    entry = json.loads((tmp_path / "to" / "wall_time.jsonl").read_text())
+    assert (entry["runs"], entry["processes"]) == (4, 2)
+
+
+def test_the_command_line(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(listops, "reproduce", lambda cases, to, **_: seen.append((cases, to)) or [])
+    runner = CliRunner()
+    options = ["--only", "mod20-direct-ff1-8d-w64,mod10-steps-ff2w-w8-", "--seeds", "4"]
+    done = runner.invoke(app, ["reproduce", "listops", *options, "iterations=200"])
+    assert done.exit_code == 0, done.output
+    ((cases, to),) = seen
+    assert len(cases) == 8
+    assert {case.cfg.iterations for case in cases} == {200}
+    assert str(to) == "experiments/listops"
+    assert runner.invoke(app, ["reproduce", "listops", "--only", "nothing"]).exit_code == 2
+    assert runner.invoke(app, ["reproduce", "listops", "--recipe", "mine"]).exit_code == 2
