@@ -29,6 +29,14 @@ def test_autograd_inside_computes_the_same(make):
     assert all(relative(a, b) < 1e-9 for a, b in zip(ours, theirs, strict=True))
 
 
+@pytest.mark.parametrize(("make", "times"), [(textbook_model, 1), (autograd_model, 2)])
+def test_autograd_is_inside_of_every_step(make, times, monkeypatch):
+    calls, grad = [], torch.func.grad
+    monkeypatch.setattr(torch.func, "grad", lambda f: calls.append(f) or grad(f))
+    make(TINY)(torch.randint(11, (2, 9)))
+    assert len(calls) == times * TINY.steps
+
+
 def test_every_suite_runs_and_writes_its_numbers(tmp_path, monkeypatch):
     monkeypatch.setattr(measure, "SECONDS", 0.0)
     monkeypatch.setattr(measure, "matrix_product_rate", lambda device, precision: 1e9)

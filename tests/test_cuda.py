@@ -137,6 +137,25 @@ def test_gradients_of_all_parameters_equal_those_of_a_cpu(fields, coupling, mask
             assert relative(ours.grad.cpu(), theirs.grad) < 1e-12, name
 
 
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("fields", [{}, {"feedforward": "ff1"}, {"coupling": "full"}], ids=str)
+def test_gradients_with_the_faster_kernels(fields, autocast, monkeypatch):
+    """A model large enough for each of them, against itself without them."""
+    cfg = ModelConfig(vocab_size=40_000, context=100, width=272, heads=2, steps=2, **fields)
+    model = LanguageModel(cfg).cuda()
+    text = torch.randint(40_000, (10, 101), device="cuda")
+    gradients = []
+    for kernels in ("", "plain"):
+        monkeypatch.setenv("NRGPT_KERNELS", kernels)
+        model.zero_grad()
+        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=autocast):
+            _, loss = model(text[:, :-1], text[:, 1:], want_logits=False)
+        loss.backward()
+        gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+    for ours, theirs in zip(*gradients, strict=True):
+        assert relative(ours, theirs) < (5e-2 if autocast else 1e-3)
+
+
 SMALL = ModelConfig(vocab_size=17, context=64, width=32, heads=2, steps=3, hidden_factor=2)
 
 

@@ -1,3 +1,6 @@
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -65,6 +68,19 @@ def test_the_decoder_for_gpus_says_the_same(block, fields):
             for row, token in tokens.items():
                 new[row].append(token)
         assert new == expected
+
+
+def test_a_decoder_goes_when_nobody_needs_it():
+    """Or the memory of a GPU would wait for Python's garbage collector."""
+    gc.disable()
+    try:
+        decoder = GraphedDecoder(talkative(), PROMPTS, "exact", None, None)
+        decoder.next_logits()
+        seen = weakref.ref(decoder)
+        del decoder
+        assert seen() is None
+    finally:
+        gc.enable()
 
 
 def test_stop():

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from nrgpt.kernels import dispatch
 from nrgpt.kernels.attention import SharedKeys, attend, logsumexp_scores
 from nrgpt.kernels.pointwise import ACTIVATIONS, POTENTIALS
 
@@ -43,6 +44,19 @@ def test_attention_against_loops(tokens, strict):
             log_sum[:, :, A] = scores.exp().sum(-1).log()
     assert (attend(q, k, 0.7, strict=strict) - out).abs().max() < 1e-12
     assert (logsumexp_scores(q, k, 0.7, strict=strict) - log_sum).abs().max() < 1e-12
+
+
+def test_what_is_chosen_is_said(monkeypatch):
+    some = torch.zeros(1)
+    fused, why = dispatch.choose(some)
+    assert not fused
+    assert "on cpu" in why
+    assert dispatch.explain("cpu").count("plain") >= len(dispatch.OPERATIONS) + 1
+    monkeypatch.setenv("NRGPT_KERNELS", "plain")
+    assert dispatch.choose(some).why == "NRGPT_KERNELS=plain"
+    monkeypatch.setenv("NRGPT_KERNELS", "plane")
+    with pytest.raises(ValueError, match="'plane': must be 'plain'"):
+        dispatch.choose(some)
 
 
 @pytest.mark.parametrize("tokens", [7, 63, 300, 600])

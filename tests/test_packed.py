@@ -1,6 +1,7 @@
 """Packed runs against their lone ones."""
 
 import copy
+import dataclasses
 import json
 import os
 import signal
@@ -8,7 +9,11 @@ import signal
 import pytest
 import torch
 
-from nrgpt import sweep
+from nrgpt import EnergyTerm, sweep
+from nrgpt.data.shards import Dataset
+from nrgpt.decoder import GraphedDecoder
+from nrgpt.energy import FEEDFORWARD
+from nrgpt.runs import load_run
 from nrgpt.train import loop, packed
 from nrgpt.train.config import OptimiserConfig
 from nrgpt.train.faults import TrainingError
@@ -119,6 +124,104 @@ def test_runs_equal_their_lone_ones(tmp_path):
     assert results[1]["val_loss_full"] != results[2]["val_loss_full"]
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        ("model.dropout=0.1",),
+        ("model.learn_gamma=false", "optimiser.clip=none", "random_steps=(1,3)"),
+        ("model.block=gpt", "model.tied=false"),
+    ],
+    ids=str,
+)
+def test_a_pack_of_one_equals_a_lone_run(tmp_path, fields):
+    """What a recorded run of one is: its model's weights are parts of the pack's buffer."""
+    cfg = debug(*SHORT, *fields)
+    (found,) = packed.train_packed([cfg], [tmp_path / "pack"])
+    expected = loop.train(cfg, tmp_path / "lone")
+    assert abs(found["val_loss_full"] - expected["val_loss_full"]) < 1e-5
+    ours, theirs = final_weights(tmp_path / "pack"), final_weights(tmp_path / "lone")
+    assert ours.keys() == theirs.keys()
+    assert all(relative(ours[name], theirs[name]) < 1e-5 for name in ours)
+    longer = dataclasses.replace(cfg, iterations=14)  # the ordinary loop goes on with it
+    assert loop.train(longer, tmp_path / "pack")["step"] == 14
+
+
+class Pull(EnergyTerm):
+    """A feed-forward energy of one's own: no readout, and a buffer."""
+
+    def __init__(self, cfg):
+        super().__init__()
+        self.register_buffer("direction", torch.randn(cfg.width))
+
+    def energy(self, z, keys):
+        return -(z @ self.direction)
+
+
+def test_energies_with_buffers_and_without_readouts(tmp_path, monkeypatch):
+    monkeypatch.setitem(FEEDFORWARD, "pull", Pull)
+    cfg = debug(*SHORT, "model.feedforward=pull")
+    (found,) = packed.train_packed([cfg], [tmp_path / "pack"])
+    assert found["step"] == 12
+    assert "blocks.0.energy.terms.feedforward.direction" in final_weights(tmp_path / "pack")
+    model = load_run(tmp_path / "pack").model
+    decoder = GraphedDecoder(model, [[1, 2]], "exact", None, None)
+    with torch.no_grad():
+        decoder.feed(decoder.next_logits().argmax(-1))
+        decoder.feed(decoder.next_logits().argmax(-1))
+    assert [decoder.read(), decoder.read()] == [
+        [token] for token in model.generate([[1, 2]], max_new_tokens=2, cache="none")[0]
+    ]
+
+
+def test_a_pack_refuses_another_dataset(tmp_path, monkeypatch):
+    cfgs, runs = pack(tmp_path)
+    packed.train_packed(cfgs, runs)
+    other = [dataclasses.replace(cfg, iterations=14) for cfg in cfgs]
+    monkeypatch.setattr(Dataset, "fingerprint", "another")
+    with pytest.raises(ValueError, match="is not the dataset that"):
+        packed.train_packed(other, runs)
+
+
+def test_what_is_recorded(monkeypatch, tmp_path):
+    """One process on a GPU with nothing that a recording cannot do."""
+    taken = []
+    monkeypatch.setattr(packed, "train_packed", lambda cfgs, runs: taken.append("graph") or [{}])
+    monkeypatch.setattr(packed, "train", lambda cfg, run: taken.append("loop") or {})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for fields, expected in {
+        ("graph=true",): "graph",
+        ("graph=true", "random_steps=(1,3)"): "graph",
+        (): "loop",
+        ("graph=true", "device=cpu"): "loop",
+        ("graph=true", "accumulation=2"): "loop",
+        ("graph=true", "checkpoint_steps=true"): "loop",
+        ("graph=true", "deterministic=true"): "loop",
+        ("graph=true", "model.block=gpt", "random_steps=(1,3)"): "loop",
+    }.items():
+        packed.train_one(debug(*fields), tmp_path)
+        assert taken.pop() == expected, fields
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    packed.train_one(debug("graph=true"), tmp_path)
+    assert taken == ["loop"]
+
+
+def test_speeds_do_not_count_evaluations(tmp_path, monkeypatch):
+    """Tokens and seconds are of the same updates, whatever lies between."""
+    speeds = []
+    clock = iter(range(10_000))
+    monkeypatch.setattr(packed.time, "perf_counter", lambda: float(next(clock)))
+    log = packed.Pack.log
+    monkeypatch.setattr(
+        packed.Pack,
+        "log",
+        lambda self, losses, speed: (speeds.append(speed), log(self, losses, speed)),
+    )
+    cfg = debug("iterations=9", "log_every=4", "eval_every=3", "save_every=9", "optimiser.warmup=2")
+    packed.train_packed([cfg], [tmp_path / "run"])
+    # Each line after one tick of the clock: updates 4 (since an evaluation at 3), and 7 and 8.
+    assert speeds == [1 * 8 * 32, 2 * 8 * 32]
+
+
 def stop_at(monkeypatch, step):
     original = packed.Pack.iterate
 
@@ -173,6 +276,12 @@ def test_what_cannot_be_packed(tmp_path):
         packed.train_packed(*pack(tmp_path, more=[("model.width=8",), ("model.width=16",)]))
     with pytest.raises(ValueError, match="accumulation = 2: must be 1"):
         packed.train_packed(*pack(tmp_path, "accumulation=2"))
+    for field in ("checkpoint_steps", "deterministic"):
+        with pytest.raises(ValueError, match=f"{field} = True"):
+            packed.train_packed(*pack(tmp_path, f"{field}=true"))
+    gpt = ("model.block=gpt", "random_steps=(1,3)")
+    with pytest.raises(ValueError, match="leaves blocks out"):
+        packed.train_packed(*pack(tmp_path, *gpt, more=[("optimiser.lr=1e-3",), ()]))
     cfgs, runs = pack(tmp_path)
     with pytest.raises(ValueError, match="a folder of its own"):
         packed.train_packed(cfgs, [runs[0]] * 3)

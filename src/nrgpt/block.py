@@ -44,8 +44,6 @@ class Stacked(list[Folded]):
     def __init__(self, terms: list[Folded]):
         super().__init__(terms)
         weights, biases, _ = zip(*(term.readout for term in terms), strict=True)
-        if any(weight is None for weight in weights):
-            raise ValueError("a term that reads g itself has no weights to stack")
         self.sizes = [len(weight) for weight in weights]
         self.read = torch.cat(weights)
         self.bias = None
@@ -60,9 +58,16 @@ class Stacked(list[Folded]):
         present = [term.field for term in terms if term.field is not None]
         self.field = torch.stack(present).sum(0) if present else None
 
-    def adds_up(self, rate: Rate) -> bool:
-        """Whether a step is x plus one product, with nothing in between."""
-        return rate.is_folded and self.field is None
+    def adds_up(self, rate: Rate, x: Tensor) -> bool:
+        """Whether a step is x plus one product, with nothing in between, in one precision."""
+        is_mixed = torch.is_autocast_enabled(x.device.type)
+        return rate.is_folded and self.field is None and not is_mixed
+
+
+def stacked(terms: list[Folded]) -> list[Folded]:
+    """Stacked, unless a term reads g itself: it has no weights."""
+    has_weights = all(term.readout.weight is not None for term in terms)
+    return Stacked(terms) if has_weights else terms
 
 
 class EnergyBlock(nn.Module):
@@ -146,8 +151,7 @@ class EnergyBlock(nn.Module):
         masks: Tensor | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
-        is_plain = masks is None and not torch.is_autocast_enabled(x.device.type)
-        if is_plain and isinstance(prepared, Stacked) and prepared.adds_up(self.rate):
+        if isinstance(prepared, Stacked) and masks is None and prepared.adds_up(self.rate, x):
             # One launch less: the product adds to x what it makes.
             force = self.stacked_force(x, t, prepared, cache)
             return torch.addmm(x.flatten(0, 1), force.flatten(0, 1), prepared.write.T).view_as(x)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .kernels.dispatch import choose
+from .kernels.dispatch import is_fused_without_gradient
 
 
 class Cache:
@@ -77,7 +77,7 @@ class Cache:
         if self.is_even:
             first = self.lengths[0]
             kept[:, :, first : first + keys.shape[2]] = keys
-        elif keys.shape[2] == 1 and choose(keys).fused and keys.stride(-1) == 1:
+        elif keys.shape[2] == 1 and keys.stride(-1) == 1 and is_fused_without_gradient(keys):
             from .kernels.triton_kernels import keep_one
 
             keep_one(kept, keys, self.seen.positions)

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .block import Stacked
+from .block import stacked
 from .cache import Cache
 from .energy.total import Extra
 from .kernels.graph import Graphed
@@ -149,7 +149,8 @@ class GraphedDecoder(Decoder):
     ):
         super().__init__(model, prompts, kind, steps, extra)
         if model.cfg.block == "nrgpt":
-            self.prepared = [Stacked(terms) for terms in self.prepared]
+            with torch.no_grad():
+                self.prepared = [stacked(terms) for terms in self.prepared]
         self.step = Graphed(self.logits_at, passing=True)
         self.positions: Tensor | None = None
         """Of the latest tokens, (rows, 1), on the device."""

@@ -79,8 +79,9 @@ def generate(
     """The new tokens of each prompt: ``max_new_tokens``, or those before a token of ``stop``.
 
     ``cache`` "exact" gives what "none" gives, faster; "frozen" is another model, for those that
-    were made for it (see nrgpt.cache). ``extra`` energy terms join in. ``generator`` must be on the
-    model's device.
+    were made for it (see nrgpt.cache). On a GPU, a row that has stopped goes on drawing until all
+    have: with ``stop``, samples differ from those of a CPU, though not in distribution. ``extra``
+    energy terms join in. ``generator`` must be on the model's device.
     """
     sampling = Sampling(repetition_penalty, temperature, top_k, top_p)
     new: list[list[int]] = [[] for _ in prompts]

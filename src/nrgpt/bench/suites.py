@@ -39,12 +39,10 @@ class Step:
         self.optimisers = make_optimisers(self.model, settings, device)
         text = torch.randint(cfg.vocab_size, (batch, cfg.context + 1), device=device)
         self.idx, self.targets = text[:, :-1].contiguous(), text[:, 1:].contiguous()
-        self.precision: Callable[[], Any] = nullcontext
-        if device.type == "cuda":
-            self.precision = lambda: torch.autocast("cuda", dtype=torch.bfloat16)
+        self.device = device
 
     def loss(self) -> Tensor:
-        with self.precision():
+        with autocast(self.device):
             _, loss = self.called(self.idx, self.targets, want_logits=False)
         return loss
 
@@ -68,6 +66,10 @@ def describe(cfg: ModelConfig, batch: int) -> str:
 
 def precision_of(device: torch.device) -> str:
     return "bf16" if device.type == "cuda" else "fp32"
+
+
+def autocast(device: torch.device) -> Any:
+    return torch.autocast("cuda", dtype=torch.bfloat16) if device.type == "cuda" else nullcontext()
 
 
 def large(device: torch.device) -> tuple[ModelConfig, int]:
@@ -113,15 +115,15 @@ class RecordedStep:
         models = [LanguageModel(cfg).to(device) for _ in range(runs)]
         settings = [OptimiserConfig(name=optimiser)] * runs
         self.cfg, self.batch, self.runs = cfg, batch, runs
-        self.step = PackedStep(models, settings, compile=compile, graph=True)
+        self.step = PackedStep(
+            models, settings, precision=lambda: autocast(device), compile=compile, graph=True
+        )
         text = torch.randint(cfg.vocab_size, (runs, batch, cfg.context + 1), device=device)
         self.idx, self.targets = text[..., :-1].contiguous(), text[..., 1:].contiguous()
         self.rates = torch.ones(runs, dtype=torch.float64, device=device)
-        self.precision = Step(models[0], 1, device).precision
 
     def __call__(self) -> None:
-        with self.precision():
-            self.step(self.idx, self.targets, None, self.rates)
+        self.step(self.idx, self.targets, None, self.rates)
 
     def work(self, times: int = 1) -> Work:
         def call() -> None:

@@ -43,7 +43,10 @@ class TextbookBlock(EnergyBlock):
 
 
 class AutogradAttention(AttentionEnergy):
-    def force(self, z: Tensor, keys: Tensor | None) -> Tensor:
+    def gain(self) -> None:
+        """In the energy, as the paper has it, and so in its gradient."""
+
+    def bare_force(self, z: Tensor, keys: Tensor | None) -> Tensor:
         return torch.func.grad(lambda z: -self.energy(z, keys).sum())(z)[..., : self.queries]
 
 

@@ -12,15 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .dispatch import choose, is_packed
+from .dispatch import is_fused_without_gradient, is_packed, is_tiled
 
 if TYPE_CHECKING:
     from ..cache import Seen
 
-FLASH_SIZE = 256
-"""Flash kernels take heads up to this wide."""
 TILE = 256
-"""Queries at a time where heads are wider."""
+"""Queries at a time where heads are too wide for flash kernels."""
 
 
 class PackedAttention(torch.autograd.Function):
@@ -58,7 +56,7 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
 
 def attend(q: Tensor, k: Tensor, scale: float, *, strict: bool) -> Tensor:
     """sum_B softmax_B(scale q_A . k_B) k_B, shaped like q."""
-    if is_tiled(q, k):
+    if is_tiled(q, shared=k.shape[1] == 1):
         if torch.is_autocast_enabled("cuda"):
             q, k = (x.to(torch.get_autocast_dtype("cuda")) for x in (q, k))
         return SharedKeys.apply(q, k[:, 0], scale, strict)
@@ -72,15 +70,14 @@ def attend(q: Tensor, k: Tensor, scale: float, *, strict: bool) -> Tensor:
     return F.pad(out, (0, 0, 1, 0))
 
 
-def is_tiled(q: Tensor, k: Tensor) -> bool:
-    """Full-rank heads on a GPU: too wide for flash kernels, and with keys in common, so that all
-    heads of a tile make one large product."""
-    return q.is_cuda and k.shape[1] == 1 and q.shape[-1] > FLASH_SIZE and not is_packed()
-
-
 class SharedKeys(torch.autograd.Function):
     """Attention to keys (batch, tokens, size) that all heads share, by tiles of queries. The tiles
-    above the diagonal are left out; the probabilities are kept for the backward pass."""
+    above the diagonal are left out; the probabilities are kept for the backward pass.
+
+    In bfloat16 the scores are rounded before the softmax, which flash kernels do not: with scores
+    of standard deviation 10, 1.7 % of error instead of 0.2 %. (So are those of the usual einsum
+    under autocast.)
+    """
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, scale: float, strict: bool) -> Tensor:
@@ -102,6 +99,7 @@ class SharedKeys(torch.autograd.Function):
         return out.unflatten(1, (tokens, heads)).transpose(1, 2)
 
     @staticmethod
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         q, k, out, *probabilities = ctx.saved_tensors
         heads, tokens = q.shape[1:3]
@@ -142,7 +140,7 @@ def logsumexp_scores(q: Tensor, k: Tensor, scale: float, *, strict: bool) -> Ten
 
 def attend_kept(q: Tensor, kept: Tensor, seen: "Seen", scale: float, *, strict: bool) -> Tensor:
     """Attention of new tokens to those of the kept keys that they may see."""
-    if q.shape[2] == 1 and not q.requires_grad and choose(q).fused:
+    if q.shape[2] == 1 and is_fused_without_gradient(q):
         from .triton_kernels import attend_one
 
         return attend_one(q, kept, seen.positions, scale, strict=strict)

@@ -14,6 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+FLASH_SIZE = 256
+"""Flash kernels take heads up to this wide."""
 PRECISIONS = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -42,9 +44,16 @@ def is_packed() -> bool:
     return _is_packed
 
 
+def asked_for_plain() -> bool:
+    value = os.environ.get("NRGPT_KERNELS", "")
+    if value not in ("", "plain"):
+        raise ValueError(f"NRGPT_KERNELS={value!r}: must be 'plain', or not set")
+    return value == "plain"
+
+
 def choose(tensor: Tensor, *, batches: bool = False) -> Choice:
     """``batches``: the kernel knows what to do under vmap."""
-    if os.environ.get("NRGPT_KERNELS") == "plain":
+    if asked_for_plain():
         return Choice(False, "NRGPT_KERNELS=plain")
     if tensor.device.type != "cuda":
         return Choice(False, f"Triton kernels are for CUDA, and this is on {tensor.device.type}")
@@ -57,14 +66,30 @@ def choose(tensor: Tensor, *, batches: bool = False) -> Choice:
     return Choice(True, "on CUDA")
 
 
+def is_fused_without_gradient(tensor: Tensor) -> bool:
+    """For kernels that have no backward pass."""
+    return not tensor.requires_grad and choose(tensor).fused
+
+
+def is_tiled(q: Tensor, *, shared: bool) -> bool:
+    """Full-rank heads on a GPU: too wide for flash kernels, and with keys in common, so that all
+    heads of a tile make one large product."""
+    fits = q.is_cuda and shared and q.shape[-1] > FLASH_SIZE
+    return fits and not _is_packed and not asked_for_plain()
+
+
 def explain(device: torch.device | str, dtype: torch.dtype = torch.bfloat16) -> str:
     """What would be taken on a device, operation by operation."""
-    some = torch.empty(1, device=device, dtype=dtype)
-    lines = []
-    for operation in OPERATIONS:
-        fused, why = choose(some)
-        lines.append(f"{operation:<36} {'Triton' if fused else 'plain':<7} {why}")
-    return "\n".join(lines)
+    some = torch.empty(1, 1, FLASH_SIZE + 1, device=device, dtype=dtype)
+    fused, why = choose(some)
+    lines = [(operation, "Triton" if fused else "plain", why) for operation in OPERATIONS]
+    if is_tiled(some, shared=True):
+        why = f"heads wider than {FLASH_SIZE}, beyond flash kernels, share their keys"
+        lines.append(("attention of full-rank heads", "tiles", why))
+    else:
+        why = "no GPU, or NRGPT_KERNELS=plain"
+        lines.append(("attention of full-rank heads", "plain", why))
+    return "\n".join(f"{operation:<36} {taken:<7} {why}" for operation, taken, why in lines)
 
 
 OPERATIONS = (

@@ -1,6 +1,8 @@
 """Record what a function does on a GPU once, and replay it: one launch instead of hundreds."""
 
 import gc
+import inspect
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,8 +35,17 @@ class Graphed(Generic[Result]):
     """
 
     def __init__(self, function: Callable[..., Result], *, passing: bool = False):
-        self.function, self.passing = function, passing
+        # A method of who holds this object must not hold him in turn: what was recorded on a GPU
+        # would stay there until Python looks for such circles.
+        self.method = weakref.WeakMethod(function) if inspect.ismethod(function) else None
+        self.plain, self.passing = None if self.method else function, passing
+        self.stream: Any = None
         self.recordings: dict[Any, Recording] = {}
+
+    def function(self, *arguments: Any) -> Result:
+        called = self.method() if self.method else self.plain
+        assert called is not None
+        return called(*arguments)
 
     def __call__(self, *arguments: Any) -> Result:
         if not any(isinstance(a, Tensor) and a.is_cuda for a in arguments):
@@ -57,17 +68,25 @@ class Graphed(Generic[Result]):
 
     def beside(self, *arguments: Any) -> Result:
         """Call it on a stream of its own, as a recording would."""
-        here, own = torch.cuda.current_stream(), torch.cuda.Stream()
-        own.wait_stream(here)
-        with torch.cuda.stream(own):
+        here = torch.cuda.current_stream()
+        self.stream = self.stream or torch.cuda.Stream()
+        self.stream.wait_stream(here)
+        with torch.cuda.stream(self.stream):
             result = self.function(*arguments)
-        here.wait_stream(own)
+        here.wait_stream(self.stream)
         return result
 
     def record(self, recording: Recording) -> None:
-        recording.graph = torch.cuda.CUDAGraph()
-        with no_garbage_collected(), torch.cuda.graph(recording.graph):
-            recording.outputs = self.function(*recording.inputs)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with no_garbage_collected(), torch.cuda.graph(graph):
+                recording.outputs = self.function(*recording.inputs)
+        except RuntimeError as error:
+            raise RuntimeError(
+                "this could not be recorded as a CUDA graph (a term of your own that waits for the "
+                'device?); train with graph=false, generate with cache="none"'
+            ) from error
+        recording.graph = graph
 
 
 @contextmanager

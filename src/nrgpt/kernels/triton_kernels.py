@@ -17,8 +17,7 @@ ACTIVATION = {"relu": 0, "gelu": 1, "gelu_tanh": 2}
 def activation_and_slopes(z, KIND: tl.constexpr):
     """sigma, sigma' and sigma'' of z."""
     if KIND == 0:
-        slope = tl.where(z > 0, 1.0, 0.0)
-        return z * slope, slope, z * 0.0
+        return tl.where(z > 0, z, 0.0), tl.where(z > 0, 1.0, 0.0), tl.zeros_like(z)
     elif KIND == 1:
         Phi = 0.5 * (1.0 + tl.erf(z * 0.7071067811865476))
         phi = 0.3989422804014327 * tl.exp(-0.5 * z * z)
@@ -183,7 +182,7 @@ def attend_kernel(
     place = pair * splits + split
     if FINAL:
         # A token that sees nothing gets zero.
-        out = tl.where(total > 0, out / tl.maximum(total, 1e-30), 0.0)
+        out = tl.where(total == 0, 0.0, out / total)
     else:
         tl.store(weight_at + 2 * place, largest)
         tl.store(weight_at + 2 * place + 1, total)
@@ -202,10 +201,11 @@ def combine_kernel(
     total = tl.load(weight_at + 2 * place + 1, mask=is_split, other=0.0)
     # Parts without a key have a total of zero; their largest score is -inf.
     top = tl.maximum(tl.max(largest, 0), -1e30)
-    share = tl.where(total > 0, tl.exp(largest - top), 0.0)
+    share = tl.where(total == 0, 0.0, tl.exp(largest - top))
     mask = is_split[:, None] & (column < size)[None, :]
     part = tl.load(part_at + place[:, None] * size + column[None, :], mask=mask, other=0.0)
-    out = tl.sum(part * share[:, None], 0) / tl.maximum(tl.sum(total * share, 0), 1e-30)
+    whole = tl.sum(total * share, 0)
+    out = tl.where(whole == 0, 0.0, tl.sum(part * share[:, None], 0) / whole)
     tl.store(out_at + pair * size + column, out, mask=column < size)
 
 
@@ -274,6 +274,7 @@ def cross_entropy_kernel(
     row = tl.program_id(0).to(tl.int64)
     logits = logits_at + row * row_stride
     target, weight = tl.load(target_at + row), tl.load(weight_at + row)
+    answer = tl.load(logits + target).to(tl.float32)  # before anything is overwritten
     column = tl.arange(0, BLOCK)
     largest = tl.full([BLOCK], -1e30, tl.float32)
     total = tl.zeros([BLOCK], tl.float32)
@@ -286,7 +287,6 @@ def cross_entropy_kernel(
         largest = new
     top = tl.max(largest, 0)
     log_sum = top + tl.log(tl.sum(total * tl.exp(largest - top), 0))
-    answer = tl.load(logits + target).to(tl.float32)
     tl.store(loss_at + row, (log_sum - answer) * weight)
     if GRADIENT:
         for start in range(0, kinds, BLOCK):

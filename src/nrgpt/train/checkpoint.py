@@ -25,6 +25,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
+from ..data.shards import Dataset
+
 FILES = ("model.safetensors", "optimiser.safetensors", "state.json")
 
 
@@ -250,3 +252,18 @@ def optimiser_states(
         for group in optimiser.param_groups:
             for parameter in group["params"]:
                 yield number, names[id(parameter)], parameter, optimiser.state[parameter]
+
+
+def checked_state(state: dict[str, Any], run: Path, dataset: Dataset) -> dict[str, Any]:
+    """What a run goes on with, if this is the dataset that it was trained on."""
+    fingerprint = state.get("dataset", dataset.fingerprint)
+    if fingerprint != dataset.fingerprint:
+        raise ValueError(
+            f"{dataset.folder} is not the dataset that {run} was trained on; give it back, or "
+            "start another run"
+        )
+    best = state["best"]
+    # The best one may be gone, if this is not the newest checkpoint there has been.
+    if best and not (run / "checkpoints" / f"step-{best['step']:08d}").is_dir():
+        best = {}
+    return {**state, "best": best, "dataset": fingerprint}

@@ -291,18 +291,11 @@ class Trainer:
         weights, optimiser, state = checkpoint.load_checkpoint(path)
         checkpoint.load_model_tensors(self.model, weights)
         checkpoint.load_optimiser_tensors(self.model, self.optimisers, optimiser)
+        state = checkpoint.checked_state(state, self.run, self.dataset)
         self.step = state["step"]
         self.rate_factor = state["rate_factor"]
         self.rollbacks = state["rollbacks"]
         self.best = state["best"]
-        # The best one may be gone, if this is not the newest checkpoint there has been.
-        if self.best and not (self.folder / f"step-{self.best['step']:08d}").is_dir():
-            self.best = {}
-        if state.get("dataset", self.dataset.fingerprint) != self.dataset.fingerprint:
-            raise ValueError(
-                f"{self.dataset.folder} is not the dataset that {self.run} was trained on; give it "
-                "back, or start another run"
-            )
 
     def roll_back(self, loss: Tensor, norm: Tensor) -> None:
         what = f"step {self.step}: loss {loss.item():g}, gradient norm {norm.item():g}"

@@ -6,6 +6,7 @@ alone when they are done, from its last checkpoint and with the lone run's rules
 """
 
 import dataclasses
+import gc
 import json
 import os
 import time
@@ -30,6 +31,7 @@ from .optim import rate_at
 from .packed_step import PackedStep
 from .report import Report
 from .result import write_result
+from .speed import matrix_product_rate, training_flops_per_token
 
 
 def shape_of(cfg: TrainConfig) -> TrainConfig:
@@ -54,6 +56,7 @@ def train_packed(cfgs: Sequence[TrainConfig], runs: Sequence[Path]) -> list[dict
         for cfg, run in zip(cfgs, runs, strict=True):
             check_config(cfg, run)
         left_over = Pack(cfgs, runs, where.device, interrupt).fit()
+        gc.collect()  # what was recorded on a GPU, before the next pack comes
     for number in left_over:
         train(cfgs[number], runs[number])
     return [json.loads((run / "result.json").read_text()) for run in runs]
@@ -62,8 +65,11 @@ def train_packed(cfgs: Sequence[TrainConfig], runs: Sequence[Path]) -> list[dict
 def train_one(cfg: TrainConfig, run: Path) -> dict[str, Any]:
     """Train one configuration as fast as can be: recorded, if that is asked for and possible."""
     single = int(os.environ.get("WORLD_SIZE", "1")) == 1 and cfg.accumulation == 1
+    # A gpt that takes fewer steps leaves blocks out, and an optimiser knows which it left out.
+    is_whole = cfg.random_steps is None or cfg.model.block != "gpt"
     on_gpu = cfg.device != "cpu" and torch.cuda.is_available()
-    if cfg.graph and single and on_gpu and not cfg.checkpoint_steps and not cfg.deterministic:
+    is_plain = is_whole and not cfg.checkpoint_steps and not cfg.deterministic
+    if cfg.graph and single and on_gpu and is_plain:
         return train_packed([cfg], [run])[0]
     return train(cfg, run)
 
@@ -81,6 +87,11 @@ def check_packable(cfgs: Sequence[TrainConfig], runs: Sequence[Path]) -> None:
             "random_steps: packed runs take their steps together, and runs of different seeds draw "
             "different numbers of them; train one by one"
         )
+    if cfgs[0].random_steps is not None and cfgs[0].model.block == "gpt":
+        raise ValueError("random_steps: a gpt with them leaves blocks out; train one by one")
+    for name in ("checkpoint_steps", "deterministic"):
+        if getattr(cfgs[0], name):
+            raise ValueError(f"{name} = True: packed training does without; train one by one")
     if cfgs[0].accumulation != 1:
         raise ValueError(f"accumulation = {cfgs[0].accumulation}: must be 1 for packed training")
 
@@ -108,6 +119,7 @@ class Pack:
         self.update = PackedStep(
             models,
             [cfg.optimiser for cfg in cfgs],
+            precision=lambda: autocast(self.cfg, device),
             compile=self.cfg.compile,
             graph=self.cfg.graph and device.type == "cuda",
         )
@@ -130,22 +142,25 @@ class Pack:
         """Train to the end; returns the runs that left."""
         cfg = self.cfg
         try:
+            self.flops = training_flops_per_token(cfg.model)
+            self.peak = matrix_product_rate(self.device, cfg.precision)
             if self.step == 0:
                 self.save()
-            since = time.perf_counter()
+            since, tokens_since = time.perf_counter(), 0
             while self.step < cfg.iterations and self.running:
                 losses = self.iterate()
+                tokens_since += cfg.batch * cfg.model.context
                 stop, last = self.interrupt.received, self.step == cfg.iterations
                 due = (cfg.log_every, cfg.eval_every, cfg.save_every)
                 if stop or last or any(self.step % every == 0 for every in due):
                     self.part_with_the_bad()
                 if self.step % cfg.log_every == 0:
-                    seconds, since = time.perf_counter() - since, time.perf_counter()
-                    tokens = cfg.log_every * cfg.batch * cfg.model.context
-                    self.log(losses, tokens / seconds)
+                    values = losses.tolist()  # waits for the device
+                    self.log(values, tokens_since / (time.perf_counter() - since))
+                    since, tokens_since = time.perf_counter(), 0
                 if self.step % cfg.eval_every == 0 or last:
                     self.evaluate()
-                    since = time.perf_counter()
+                    since, tokens_since = time.perf_counter(), 0
                 if stop or self.step % cfg.save_every == 0 or last:
                     self.save()
                 if stop and self.step < cfg.iterations:
@@ -183,14 +198,13 @@ class Pack:
             factor * rate_at(self.step, cfg.iterations, cfg.optimiser)
             for factor, cfg in zip(factors, self.cfgs, strict=True)
         ]
-        with autocast(self.cfg, self.device):
-            losses, fine = self.update(
-                x,
-                y,
-                torch.stack(masks) if masks else None,
-                torch.tensor(rates, dtype=torch.float64, device=self.device),
-                steps=steps,
-            )
+        losses, fine = self.update(
+            x,
+            y,
+            torch.stack(masks) if masks else None,
+            torch.tensor(rates, dtype=torch.float64, device=self.device),
+            steps=steps,
+        )
         self.is_fine &= fine
         self.step += 1
         return losses
@@ -212,17 +226,18 @@ class Pack:
         self.template.load_state_dict(weights)
         return self.template
 
-    def log(self, losses: Tensor, tokens_per_second: float) -> None:
+    def log(self, losses: list[float], tokens_per_second: float) -> None:
         """``tokens_per_second`` are those of one run while it shares the machine."""
-        values = losses.tolist()
+        utilisation = len(self.running) * tokens_per_second * self.flops / self.peak
         for number in self.running:
             cfg, factor = self.cfgs[number], self.states[number]["rate_factor"]
             rate = rate_at(self.step - 1, cfg.iterations, cfg.optimiser)
             self.reports[number].log(
                 self.step,
-                loss=values[number],
+                loss=losses[number],
                 lr=factor * rate * cfg.optimiser.lr,
                 tokens_per_second=tokens_per_second,
+                mfu=utilisation,
             )
 
     def evaluate(self) -> None:
@@ -246,8 +261,7 @@ class Pack:
         seeds = [cfg.seed + 1 for cfg in self.cfgs]
         total = torch.zeros(len(seeds), device=self.device)
         for i in range(self.cfg.eval_batches):
-            with autocast(self.cfg, self.device):
-                total += self.update.evaluate(*self.batches(stream, seeds, i))
+            total += self.update.evaluate(*self.batches(stream, seeds, i))
         return (total / self.cfg.eval_batches).tolist()
 
     def say(self, text: str) -> None:
@@ -282,5 +296,7 @@ class Pack:
         for number, run in enumerate(self.runs):
             weights, optimiser, state = checkpoint.load_checkpoint(run / "checkpoints" / name)
             self.update.load(number, weights, optimiser)
-            self.states[number] = {key: state[key] for key in self.states[number]}
+            checked = checkpoint.checked_state(state, run, self.dataset)
+            self.states[number] = {key: checked[key] for key in self.states[number]}
+            print(f"going on from {run / 'checkpoints' / name}")
         return int(name.removeprefix("step-"))

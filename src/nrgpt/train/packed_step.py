@@ -9,7 +9,8 @@ Nothing here waits for the device, so an update can be recorded as one CUDA grap
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,8 +32,9 @@ BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBacke
 class PackedStep:
     """``step(x, y, masks, rates)`` updates all runs; x, y: (P, batch, tokens), rates: (P,).
 
-    ``compile`` fuses what lies between the products; ``graph`` records everything that an update
-    does on a GPU and replays it, which for small models is most of the time saved.
+    ``precision`` is what the models compute in, as a context; ``compile`` fuses what lies between
+    the products; ``graph`` records everything that an update does on a GPU and replays it, which
+    for small models is most of the time saved.
     """
 
     def __init__(
@@ -40,12 +42,13 @@ class PackedStep:
         models: Sequence[LanguageModel],
         optimisers: Sequence[OptimiserConfig],
         *,
+        precision: Callable[[], AbstractContextManager[Any]] = nullcontext,
         compile: bool = False,
         graph: bool = False,
     ):
-        self.model = models[0]
+        self.model, self.precision = models[0], precision
         self.model.checks_tokens = False  # looking at values is not possible while batched
-        named = [dict(model.named_parameters()) for model in models]
+        named = [model.state_dict(keep_vars=True) for model in models]
         learned = {name: p for name, p in named[0].items() if p.requires_grad}
         stacked = {name: torch.stack([own[name].detach() for own in named]) for name in named[0]}
         by_muon = [
@@ -98,13 +101,13 @@ class PackedStep:
 
     @torch.no_grad()
     def estimate(self, x: Tensor, y: Tensor) -> Tensor:
-        with self.batched():
+        with self.computing():
             return self.losses(x, y, None, None)
 
     def update(
         self, x: Tensor, y: Tensor, masks: Tensor | None, rates: Tensor, steps: int | None
     ) -> tuple[Tensor, Tensor]:
-        with self.batched():
+        with self.computing():
             losses = self.losses(x, y, masks, steps)
         gradients = torch.autograd.grad(losses.sum(), self.leaves)
         weights = self.optimiser.weights.values()
@@ -129,12 +132,13 @@ class PackedStep:
         return vmap(loss, in_dims=dims)(self.weights, x, y, masks)
 
     @contextmanager
-    def batched(self) -> Iterator[None]:
-        """Where several runs go through one model."""
-        if len(self.optimiser.lr) == 1:
-            yield
-            return
-        with packed(), sdpa_kernel(BACKENDS):
+    def computing(self) -> Iterator[None]:
+        """In the asked-for precision and, where several runs go through one model, batched."""
+        with ExitStack() as stack:
+            stack.enter_context(self.precision())
+            if len(self.optimiser.lr) > 1:
+                stack.enter_context(packed())
+                stack.enter_context(sdpa_kernel(BACKENDS))
             yield
 
     def tensors(self, run: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

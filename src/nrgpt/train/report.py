@@ -17,7 +17,7 @@ from .config import TrainConfig
 
 console = Console(stderr=True)
 COMMIT = "NRGPT_COMMIT"
-"""Environment variable: the commit to record where the code is not in a git repository."""
+"""Environment variable: the commit to record, where git does not know it."""
 
 
 class Report:
@@ -112,8 +112,9 @@ def environment() -> dict[str, Any]:
     """Where a result came from."""
     package = Path(__file__).parent
     git = ["git", "-C", str(package), "describe", "--always", "--dirty", "--abbrev=40"]
-    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
-    commit = commit or os.environ.get(COMMIT, "")  # in a container there may be no repository
+    commit = os.environ.get(COMMIT, "")  # a copy of the code may have no repository, or an old one
+    if not commit:
+        commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
     return {
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "commit": commit or None,
