@@ -203,7 +203,10 @@ def escape_figure(times: dict[str, dict[str, float]], steps: int) -> Any:
         )
     axis.set(xlabel="temperature / barrier", ylabel="median steps until escape")
     axis.set_title(f"percent: walkers that left within {steps:,} steps", fontsize=10)
-    axis.set(xscale="log", yscale="log", ylim=(None, 2 * steps))
+    axis.set(yscale="log", ylim=(None, 2 * steps))
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(scales, [f"{scale:g}" for scale in scales])
+    axis.margins(x=0.1)
     axis.grid(alpha=0.3)
     return figure
 
@@ -214,13 +217,14 @@ def basin_figure(pits: Basins, end: float) -> Any:
     axis = figure.subplots()
     axis.vlines(pits.energy.cpu(), 0, pits.counts, color="C0")
     axis.plot(pits.energy.cpu(), pits.counts, "o", color="C0", label="minima")
-    for energy, count in zip(pits.energy.tolist(), pits.counts.tolist(), strict=True):
-        axis.annotate(
-            f"{count}", (energy, count), textcoords="offset points", xytext=(6, 3), fontsize=8
-        )
+    found = zip(pits.energy.tolist(), pits.counts.tolist(), strict=True)
+    for i, (energy, count) in enumerate(found):  # left and right by turns: some are close
+        beside: dict[str, Any] = {"xytext": (6, 3)} if i % 2 else {"xytext": (-6, 3), "ha": "right"}
+        axis.annotate(f"{count}", (energy, count), textcoords="offset points", fontsize=8, **beside)
     axis.axvline(end, color="red", linestyle=":", label="where the token ends")
     axis.set(xlabel="energy", ylabel=f"of {len(pits.of_start)} starts, end there")
     axis.set_ylim(0, 1.12 * float(pits.counts.max()))
+    axis.margins(x=0.1)
     axis.grid(alpha=0.3)
     axis.legend(loc="upper center", fontsize=8)
     return figure

@@ -95,7 +95,7 @@ def avoid(study: Study) -> None:
     steps, or in the second half of them. Beside it, the plain way: taking the same letters' logits
     down after the last step."""
     results = Results(study.to / "avoid.json")
-    weights = [1.0] if study.quick else [1.0, 3.0, 10.0, 30.0, 100.0, 300.0]
+    weights = [1.0] if study.quick else [1.0, 3.0, 10.0, 30.0, 100.0]
     for run in study.open():
         check_words(run)
         text = windows(run, study.size(study.tokens or 32_768, 128))
