@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from nrgpt.cli import app
-from nrgpt.reproduce import common, listops, training
+from nrgpt.reproduce import common, energy, listops, training
 from nrgpt.reproduce.fit import find_transition
 from nrgpt.train.faults import DIVERGED, TrainingError
 from tests.runs import debug
@@ -188,3 +188,22 @@ def test_the_command_line(tmp_path, monkeypatch):
     assert str(to) == "experiments/listops"
     assert runner.invoke(app, ["reproduce", "listops", "--only", "nothing"]).exit_code == 2
     assert runner.invoke(app, ["reproduce", "listops", "--recipe", "mine"]).exit_code == 2
+
+
+def test_energies_end_to_end(tmp_path):
+    cases = energy.cases(quick=True)
+    assert [case.cfg.model.steps for case in cases] == [30, 100]
+    assert [case.cfg.model.rate for case in cases] == ["identity", "free"]
+    full = energy.cases("paper")[1].cfg
+    assert (full.model.width, full.model.heads, full.iterations) == (64, 1, 100_000)
+    cases = [case.changed((*TINY_LISTOPS, "model.steps=6")) for case in cases]
+    files = energy.reproduce(cases, tmp_path / "to")
+    assert [file.name for file in files] == [
+        "ours-30-steps-s0.png", "ours-100-steps-s0.png", "energies.md",
+    ]  # fmt: skip
+    rows = common.read_rows(tmp_path / "to")
+    assert rows[0]["watched_tokens"] == 64
+    assert 0 <= rows[0]["lower_at_the_end"] <= 1
+    seen = energy.read(tmp_path / "to" / "runs" / rows[0]["case"] / energy.FILE)
+    assert seen.energies["total"].shape == (7, 1, 64)
+    assert energy.reproduce([], tmp_path / "to", plots_only=True) == files

@@ -76,3 +76,23 @@ def listops(
     cases = chosen(listops.cases(recipe, seeds or (2 if quick else 3), quick), only, overrides)
     where = folder("listops", to, quick)
     tell(listops.reproduce(cases, where, processes=processes, plots_only=plots_only))
+
+
+@reproduce_app.command(context_settings=FREE_FORM)
+@clear_errors
+def energy(
+    overrides: Overrides = None,
+    recipe: Recipe = "ours",
+    seeds: Seeds = None,
+    only: Only = None,
+    quick: Quick = False,
+    plots_only: PlotsOnly = False,
+    to: To = None,
+    processes: Processes = 1,
+) -> None:
+    """Energies of 64 tokens, and ||x||: over 30 steps with eta = 1, over 100 with a free eta."""
+    from ..reproduce import energy
+
+    cases = chosen(energy.cases(recipe, seeds or 1, quick), only, overrides)
+    where = folder("energy", to, quick)
+    tell(energy.reproduce(cases, where, processes=processes, plots_only=plots_only))

@@ -1,0 +1,136 @@
+"""The paper's two figures of energies: 30 steps with eta = 1, and 100 steps with a free eta, each
+for 64 tokens of the validation split, with ||x|| beside them: where x grows, g slows down whether
+or not anything has converged."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..config import check_choice
+from ..dynamics.figures import energy_figure, save
+from ..dynamics.trajectory import Trajectory, trajectory
+from ..overrides import replace
+from ..presets import PRESETS
+from ..runs import load_run
+from ..train.distributed import device_named
+from .common import Case, Row, carry_out, failures, grouped, markdown, write_text
+
+TOKENS = 64
+FILE = "trajectory.npz"
+KEPT = ("energy_total", "energy_attention", "energy_feedforward", "size", "move", "loss", "idx")
+
+TASKS: dict[str, dict[str, Any]] = {
+    "paper": {},
+    "ours": {"data.listops.numbers": 10, "data.listops.modulus": 10, "model.vocab_size": 17},
+}
+"""Our recipe learns modulo 10, and with Muon: the paper's accuracy of 100 % is the aim."""
+
+QUICK: dict[str, Any] = {
+    "iterations": 40, "optimiser.warmup": 5, "batch": 8, "model.width": 16, "model.context": 64,
+    "log_every": 20, "eval_every": 20, "eval_batches": 1, "save_every": 20,
+    "data.listops.train": 5_000, "data.listops.validation": 200, "data.listops.test": 20,
+}  # fmt: skip
+
+
+def cases(recipe: str = "ours", seeds: int = 1, quick: bool = False) -> list[Case]:
+    check_choice("recipe", recipe, TASKS)
+    found = []
+    for steps in (30, 100):
+        cfg = replace(PRESETS[f"energy_{steps}_steps_paper"](), TASKS[recipe])
+        if recipe == "ours":
+            recipe_of = PRESETS["listops_nrgpt_ff1"]()
+            changes = {"optimiser": recipe_of.optimiser, "iterations": recipe_of.iterations}
+            cfg = replace(cfg, {**changes, "checkpoint_steps": False})
+        if quick:
+            cfg = replace(cfg, QUICK)
+        labels = {"recipe": recipe, "rate": cfg.model.rate}
+        found += [
+            Case(f"{recipe}-{steps}-steps-s{seed}", replace(cfg, {"seed": seed}), labels)
+            for seed in range(seeds)
+        ]
+    return found
+
+
+def measure(case: Case, run: Path, record: Path) -> Row:
+    """Watch the tokens in double precision (late steps change little), and keep what is drawn."""
+    loaded = load_run(run, case.cfg.iterations, device=device_named("auto"))
+    length = min(TOKENS, case.cfg.model.context)
+    tokens = torch.from_numpy(loaded.dataset().tokens("val").read(0, length + 1))
+    text = tokens.to(loaded.model.tokens.device)[None]
+    seen = trajectory(loaded.model.double(), text[:, :-1], text[:, 1:])
+    arrays = {name: array for name, array in seen.arrays().items() if name in KEPT}
+    np.savez_compressed(record / FILE, **arrays)  # type: ignore[arg-type]
+    total = seen.energies["total"][:, 0]
+    changes = total.diff(dim=0)
+    late = changes[len(changes) // 2 :]
+    return {
+        "watched_tokens": length,
+        "lower_at_the_end": (total[-1] < total[0]).double().mean().item(),
+        "rising_steps": (changes > 0).double().mean().item(),
+        "rising_late_steps": (late > 0).double().mean().item(),
+        "last_change": (changes[-1].abs().mean() / (total[-1] - total[0]).abs().mean()).item(),
+        "size_first": seen.size[0].mean().item(),
+        "size_last": seen.size[-1].mean().item(),
+    }
+
+
+def reproduce(cases: Sequence[Case], to: Path, **options: Any) -> list[Path]:
+    rows = carry_out(cases, to, measure, **options)
+    files = []
+    for (name,) in grouped(rows, "case"):
+        files += save(energy_figure(read(to / "runs" / name / FILE)), to / name, ("png",))
+    return [*files, write_text(to / "energies.md", table(rows))]
+
+
+def read(path: Path) -> Trajectory:
+    """What ``measure`` kept, as the figure takes it."""
+    with np.load(path) as arrays:
+        tensors = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
+    terms = ("attention", "feedforward", "total")
+    return Trajectory(
+        idx=tensors["idx"],
+        targets=None,
+        trained_steps=len(tensors["size"]) - 1,
+        energies={name: tensors[f"energy_{name}"] for name in terms},
+        force=None,
+        size=tensors["size"],
+        move=tensors["move"],
+        entropy=None,
+        loss=tensors["loss"],
+        top_tokens=None,
+        top_probabilities=None,
+    )
+
+
+def table(rows: Sequence[Row]) -> str:
+    lines = []
+    for (name,), (row,) in grouped(rows, "case").items():
+        low, high = row["interval"]
+        share = row["last_change"]
+        lines.append(
+            [
+                name,
+                row["rate"],
+                f"{row['iterations']:,}",
+                f"{row['accuracy']:.1%} ({low:.1%} - {high:.1%})",
+                f"{row['lower_at_the_end']:.0%} of {row['watched_tokens']}",
+                f"{row['rising_steps']:.1%}",
+                f"{row['rising_late_steps']:.1%}",
+                f"{share:.2%}",
+                f"{row['size_first']:.1f} → {row['size_last']:.1f}",
+            ]
+        )
+    headings = [
+        "run", "eta", "iterations", "accuracy (95 % interval)", "tokens that end lower",
+        "steps that raise an energy", "the same, second half", "last step's share", "mean ‖x‖",
+    ]  # fmt: skip
+    said = (
+        "# Energies over the steps\n\nThe first tokens of the validation split, over the steps "
+        "that the models were trained with. The last step's share is its mean change of a token's "
+        "energy, compared with the change over all steps: what has settled has a small one. "
+        "A growing ‖x‖ makes it small, too.\n\n"
+    )
+    return said + markdown(headings, lines) + failures(rows)
