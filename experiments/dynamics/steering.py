@@ -3,6 +3,7 @@ cost in loss?"""
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -118,7 +119,11 @@ def avoid(study: Study) -> None:
             ]
             headings = ["weight", "of 1000 words", "±", "loss elsewhere", "loss where avoided"]
             show(f"{run.folder.name}: words avoided by {way}", headings, rows)
-        trade_off(study, f"avoid-{run.folder.name}", lines, "per 1000 words", "loss elsewhere")
+        panels = {
+            "avoided words, of 1000 sampled": ("per 1000 words", "±"),
+            "loss elsewhere (nats)": ("loss elsewhere", ""),
+        }
+        by_weight(study.to / f"avoid-{run.folder.name}", lines, "weight", panels)
 
 
 @torch.no_grad()
@@ -227,7 +232,11 @@ def style(study: Study) -> None:
             for e in line
         ]
         show(f"{run.folder.name}: toward thou", headings, rows)
-        trade_off(study, f"style-{run.folder.name}", {"toward thou": line}, "share", "loss")
+        panels = {
+            "share of thou in samples": ("share", "share ±"),
+            "validation loss (nats)": ("loss", ""),
+        }
+        by_weight(study.to / f"style-{run.folder.name}", {"toward thou": line}, "scale", panels)
 
 
 def address_of(run: Run) -> Any:
@@ -267,21 +276,24 @@ def styled(
     }
 
 
-def trade_off(
-    study: Study, name: str, lines: dict[str, list[dict[str, Any]]], effect: str, cost: str
+def by_weight(
+    file: Path, lines: dict[str, list[dict[str, Any]]], key: str, panels: dict[str, tuple[str, str]]
 ) -> None:
-    """Effect against cost, a point for each weight."""
-    figure = new_figure(6, 4)
-    axis = figure.subplots()
-    for label, line in lines.items():
-        axis.plot([e[cost] for e in line], [e[effect] for e in line], "o-", label=label)
-        for entry in line:
-            weight = entry.get("scale", entry["weight"])
-            place = (entry[cost], entry[effect])
-            axis.annotate(
-                f"{weight:g}", place, textcoords="offset points", xytext=(4, 4), fontsize=7
-            )
-    axis.set(xlabel=f"{cost} (nats)", ylabel=effect)
-    axis.grid(alpha=0.3)
-    axis.legend()
-    save(figure, study.to / name, ("png",))
+    """What the weights do, and what they cost: a panel for each label, of a value and its error
+    (or "", for none)."""
+    figure = new_figure(10, 3.8)
+    for axis, (label, (value, error)) in zip(
+        figure.subplots(1, len(panels)), panels.items(), strict=True
+    ):
+        for i, (name, line) in enumerate(lines.items()):
+            at = [place + 0.06 * i for place in range(len(line))]  # errors beside one another
+            errors = [entry[error] for entry in line] if error else None
+            values = [entry[value] for entry in line]
+            axis.errorbar(at, values, errors, marker="o", markersize=5, capsize=3, label=name)
+        weights = [f"{entry[key]:g}" for entry in next(iter(lines.values()))]
+        axis.set_xticks(range(len(weights)), weights)
+        axis.set(xlabel="weight", ylabel=label)
+        axis.grid(alpha=0.3)
+    if len(lines) > 1:
+        figure.axes[-1].legend()
+    save(figure, file, ("png",))
