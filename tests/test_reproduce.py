@@ -2,15 +2,21 @@
 
 import dataclasses
 import json
+import string
+from collections import Counter
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from nrgpt import LanguageModel
 from nrgpt.cli import app
-from nrgpt.reproduce import common, energy, listops, training
+from nrgpt.data.shakespeare import prepare_shakespeare
+from nrgpt.evaluate.extras import MissingExtra
+from nrgpt.reproduce import common, energy, listops, shakespeare, texts, training
 from nrgpt.reproduce.fit import find_transition
 from nrgpt.train.faults import DIVERGED, TrainingError
+from tests.characters import TEXT, character_run
 from tests.runs import debug
 
 TINY = (
@@ -207,3 +213,57 @@ def test_energies_end_to_end(tmp_path):
     seen = energy.read(tmp_path / "to" / "runs" / rows[0]["case"] / energy.FILE)
     assert seen.energies["total"].shape == (7, 1, 64)
     assert energy.reproduce([], tmp_path / "to", plots_only=True) == files
+
+
+def test_shakespeare_has_the_papers_sizes():
+    paper, ours = shakespeare.cases("paper"), shakespeare.cases("ours")
+    parts = Counter(case.labels["part"] for case in paper)
+    assert parts == {"scaling": 7 * 5 * 4 * 3, "long": 5 * 3, "table": 5 * 3}
+    assert len({case.name for case in paper}) == len(paper)
+    assert {case.cfg.iterations for case in paper} == {40_000}
+    for case in ours:
+        part = case.labels["part"]
+        if part.startswith("ours"):
+            count = LanguageModel(case.cfg.model).parameter_counts().total
+            assert 0.7 < count / {"ours_small": 250_000, "ours_wide": 1_000_000}[part] <= 1
+
+
+def test_shakespeare_end_to_end(tmp_path):
+    others = [c for c in string.printable if c not in TEXT][: 65 - len(set(TEXT))]
+    (tmp_path / "text.txt").write_text("".join(others) + TEXT)
+    prepare_shakespeare(tmp_path / "data", source=tmp_path / "text.txt")
+    data = f"data.folder={tmp_path / 'data'}"
+    cases = shakespeare.cases("ours", seeds=1, quick=True)
+    wanted = ("scaling-ours-nrgpt_ff2w", "long-ours-gpt", "ours_small-ours-nrgpt_certified")
+    cases = [case for case in cases if case.name.startswith(wanted)]
+    cases = [case.changed((*TINY, data)) for case in cases]
+    assert len(cases) == 4
+    files = shakespeare.reproduce(cases, tmp_path / "to", judge=None, quick=True)
+    assert [file.name for file in files] == [
+        "scaling-ours.png", "scaling-ours.md", "overfitting-ours.png", "long-ours.md",
+        "ours_small-ours.md",
+    ]  # fmt: skip
+    said = files[-1].read_text()
+    assert "| NRGPT, certified | 32 | 4 | 3 |" in said
+    assert "Distinct-1" in said
+    assert "Not measured here: perplexity, cosine_similarity" in said
+    assert "| people |" in said
+    again = shakespeare.reproduce([], tmp_path / "to", plots_only=True)
+    assert again == files
+
+
+def test_text_metrics_without_their_packages(tmp_path, monkeypatch, capsys):
+    """What is missing is said, and the rest is measured."""
+    from nrgpt.evaluate import grammar
+
+    def missing(module, what_for):
+        raise MissingExtra(f"{what_for} needs {module}")
+
+    monkeypatch.setattr(grammar, "need", missing)
+    grammar.dictionary.cache_clear()
+    run = character_run(tmp_path / "characters", iterations=10)
+    row = texts.metrics_of(run, {}, None, samples=2, words=5)
+    grammar.dictionary.cache_clear()
+    assert set(row["metrics"]["model"]) == {"distinct_1", "distinct_2"}
+    assert "left out: the spelling of texts needs" in capsys.readouterr().out
+    assert texts.columns([row]) == ["distinct_1", "distinct_2"]

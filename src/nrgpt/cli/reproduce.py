@@ -27,6 +27,12 @@ Seeds = Annotated[int | None, typer.Option(min=1, help="Seeds of each configurat
 Only = Annotated[
     str | None, typer.Option(help="Only runs with one of these in their names: mod10,w64 ...")
 ]
+Forget = Annotated[
+    bool, typer.Option("--forget", help="Delete the checkpoints of runs that are on record.")
+]
+Judge = Annotated[
+    str, typer.Option(help="Causal LM for the perplexity of texts, name or folder; or none.")
+]
 Recipe = Annotated[str, typer.Option(help="ours, or paper: as the paper's text says.")]
 
 
@@ -65,6 +71,7 @@ def listops(
     plots_only: PlotsOnly = False,
     to: To = None,
     processes: Processes = 1,
+    forget: Forget = False,
 ) -> None:
     """Transitions: accuracy and losses against parameters, fits, where 80 % are reached.
 
@@ -75,7 +82,8 @@ def listops(
 
     cases = chosen(listops.cases(recipe, seeds or (2 if quick else 3), quick), only, overrides)
     where = folder("listops", to, quick)
-    tell(listops.reproduce(cases, where, processes=processes, plots_only=plots_only))
+    options = {"processes": processes, "plots_only": plots_only, "forget": forget}
+    tell(listops.reproduce(cases, where, **options))
 
 
 @reproduce_app.command(context_settings=FREE_FORM)
@@ -89,10 +97,41 @@ def energy(
     plots_only: PlotsOnly = False,
     to: To = None,
     processes: Processes = 1,
+    forget: Forget = False,
 ) -> None:
     """Energies of 64 tokens, and ||x||: over 30 steps with eta = 1, over 100 with a free eta."""
     from ..reproduce import energy
 
     cases = chosen(energy.cases(recipe, seeds or 1, quick), only, overrides)
     where = folder("energy", to, quick)
-    tell(energy.reproduce(cases, where, processes=processes, plots_only=plots_only))
+    options = {"processes": processes, "plots_only": plots_only, "forget": forget}
+    tell(energy.reproduce(cases, where, **options))
+
+
+@reproduce_app.command(context_settings=FREE_FORM)
+@clear_errors
+def shakespeare(
+    overrides: Overrides = None,
+    recipe: Recipe = "ours",
+    seeds: Seeds = None,
+    only: Only = None,
+    judge: Judge = "gpt2",
+    quick: Quick = False,
+    plots_only: PlotsOnly = False,
+    to: To = None,
+    processes: Processes = 1,
+    forget: Forget = False,
+) -> None:
+    """Losses against parameters, best configurations with text metrics, overfitting, our recipe.
+
+    Parts: scaling-, long- (the check for overfitting), table- (the paper's recipe) or ours_small-
+    and ours_wide- (ours); --only scaling takes one of them.
+    """
+    from ..reproduce import shakespeare
+
+    cases = shakespeare.cases(recipe, seeds or (1 if quick else 3), quick)
+    where = folder("shakespeare", to, quick)
+    options = {"processes": processes, "plots_only": plots_only, "forget": forget}
+    judged = None if judge == "none" or quick else judge
+    found = chosen(cases, only, overrides)
+    tell(shakespeare.reproduce(found, where, judge=judged, quick=quick, **options))

@@ -61,8 +61,10 @@ def carry_out(
     *,
     processes: int = 1,
     plots_only: bool = False,
+    forget: bool = False,
 ) -> list[Row]:
-    """Train and record what has no record yet; returns all rows there are, earlier ones too."""
+    """Train and record what has no record yet; returns all rows there are, earlier ones too.
+    ``forget`` deletes the checkpoints of what is on record: hundreds of runs may fill a disk."""
     rows = {row["case"]: row for row in read_rows(to)}
     if plots_only:
         if not rows:
@@ -80,6 +82,8 @@ def carry_out(
             rows[run.name] = keep_record(missing[run.name], run, to, measure, packed=len(pack))
             text = "".join(json.dumps(row) + "\n" for row in rows.values())
             write_atomically(to / "results.jsonl", text)
+            if forget:
+                shutil.rmtree(run / "checkpoints", ignore_errors=True)
     if missing:
         note_wall_time(to, len(missing), processes, time.perf_counter() - began)
     return list(rows.values())

@@ -1,0 +1,228 @@
+"""Shakespeare's characters: losses against parameters, the table of best configurations, whether
+models overfit in long training, and our recipe against baselines that have it too."""
+
+import json
+import statistics
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ..config import check_choice
+from ..dynamics.figures import new_figure, save
+from ..evaluate.loss import split_loss
+from ..overrides import replace
+from ..presets import GRIDS, MODELS, PRESETS
+from ..runs import load_run
+from ..train.config import TrainConfig
+from ..train.distributed import device_named
+from ..train.report import read_metrics
+from . import texts
+from .common import Case, Row, carry_out, failures, grouped, markdown, means, spread, write_text
+
+TITLES = {
+    "gpt": "GPT",
+    "rgpt": "RGPT",
+    "rgpt_parallel": "RGPT-parallel",
+    "nrgpt_ff1": "NRGPT FF1",
+    "nrgpt_ff2w": "NRGPT FF2W",
+    "nrgpt_certified": "NRGPT, certified",
+}
+COLOURS = dict(zip(TITLES, ("black", "C7", "C3", "C0", "C1", "C2"), strict=True))
+WIDTHS: tuple[int, ...] = GRIDS["shakespeare"]["model.width"]
+RATES: tuple[float, ...] = GRIDS["shakespeare"]["optimiser.lr"]
+
+LONG = {"model.width": 512, "model.steps": 6, "iterations": 40_000, "eval_every": 1_000}
+"""The sizes of the paper's largest best configuration, for all models alike."""
+
+OURS = {
+    "small": {"nrgpt_ff2w": 128, "nrgpt_certified": 128, "rgpt_parallel": 128, "gpt": 48},
+    "wide": {"nrgpt_ff2w": 256, "nrgpt_certified": 256, "rgpt_parallel": 256, "gpt": 96},
+}
+"""Widths for at most a quarter of a million parameters, and for at most one million."""
+
+QUICK: dict[str, Any] = {
+    "iterations": 30, "optimiser.warmup": 5, "batch": 4, "model.context": 32, "log_every": 10,
+    "eval_every": 10, "eval_batches": 2, "save_every": 10, "model.steps": 3, "precision": "fp32",
+}  # fmt: skip
+
+
+def cases(recipe: str = "ours", seeds: int = 3, quick: bool = False) -> list[Case]:
+    """All parts; ``ours`` is there for our recipe only, and ``table`` for the paper's."""
+    check_choice("recipe", recipe, ["ours", "paper"])
+    form = "_paper" if recipe == "paper" else ""
+    planned: list[tuple[str, str, str, TrainConfig]] = []
+    for kind in MODELS:
+        cfg = PRESETS[f"shakespeare_{kind}{form}"]()
+        for width in WIDTHS:
+            changed = replace(cfg, {"model.width": width, "model.steps": 8})
+            if recipe == "ours":
+                planned.append(("scaling", kind, f"w{width}", changed))
+                continue
+            changed = replace(changed, {"model.heads": 1})
+            planned += [
+                ("scaling", kind, f"w{width}-lr{lr:g}", replace(changed, {"optimiser.lr": lr}))
+                for lr in RATES
+            ]
+        rate = {"optimiser.lr": 3e-4, "model.heads": 1} if recipe == "paper" else {}
+        planned.append(("long", kind, "w512", replace(cfg, {**LONG, **rate})))
+        if recipe == "paper":
+            planned.append(("table", kind, f"w{cfg.model.width}", cfg))
+    if recipe == "ours":
+        for size, widths in OURS.items():
+            for kind, width in widths.items():
+                cfg = replace(PRESETS[f"shakespeare_{kind}"](), {"model.width": width})
+                planned.append((f"ours_{size}", kind, f"w{width}", cfg))
+    if quick:
+        planned = shrink(planned)
+    return [
+        Case(
+            f"{part}-{recipe}-{kind}-{size}-s{seed}",
+            replace(cfg, {"seed": seed}),
+            {"part": part, "recipe": recipe, "model": kind},
+        )
+        for part, kind, size, cfg in planned
+        for seed in range(seeds)
+    ]
+
+
+def shrink(
+    planned: list[tuple[str, str, str, TrainConfig]],
+) -> list[tuple[str, str, str, TrainConfig]]:
+    """Every part and model, two widths of each, all of them tiny."""
+    found = []
+    for part, kind, size, cfg in planned:
+        tiny = replace(cfg, {**QUICK, "model.width": 16 if cfg.model.width <= 64 else 32})
+        if part != "scaling" or size.split("-")[0] in ("w64", "w128"):
+            found.append((part, kind, size, tiny))
+    return found
+
+
+def measure(
+    case: Case, run: Path, record: Path, *, judge: str | None, samples: int, words: int
+) -> Row:
+    """The whole split at the best checkpoint too; text metrics where a table has them."""
+    device = device_named("auto")
+    best = load_run(run, device=device)
+    loss = json.loads((run / "result.json").read_text())["val_loss_full"]
+    if best.step != case.cfg.iterations:
+        loss = split_loss(best.model, best.dataset(verify=False).tokens("val")).loss
+    row: Row = {"val_loss_full_best": loss, "val_loss_full_best_step": best.step}
+    if case.labels["part"] == "table" or case.labels["part"].startswith("ours"):
+        measures = texts.measures_here(judge, device) if samples > 2 else {}
+        row |= texts.metrics_of(best, measures, judge, samples=samples, words=words)
+    return row
+
+
+def reproduce(
+    cases: Sequence[Case],
+    to: Path,
+    *,
+    judge: str | None = "gpt2",
+    quick: bool = False,
+    **options: Any,
+) -> list[Path]:
+    samples, words = (2, 10) if quick else (8, 200)
+    measured = partial(measure, judge=judge, samples=samples, words=words)
+    rows = carry_out(cases, to, measured, **options)
+    files = []
+    for part, recipe in grouped(rows, "part", "recipe"):
+        own = [row for row in rows if (row["part"], row["recipe"]) == (part, recipe)]
+        if part == "scaling":
+            files += save(scaling_figure(own, recipe), to / f"scaling-{recipe}", ("png",))
+        if part == "long":
+            figure = overfitting_figure(own, to / "runs")
+            files += save(figure, to / f"overfitting-{recipe}", ("png",))
+        files.append(write_text(to / f"{part}-{recipe}.md", table(own, part, recipe)))
+    return files
+
+
+def scaling_figure(rows: Sequence[Row], recipe: str) -> Any:
+    """Dots: all runs. Lines: at each size, the learning rate with the least mean validation loss
+    over its seeds, and what it has on the training data."""
+    figure = new_figure(11, 4.2)
+    panels = {
+        "train_loss": "training (estimate, at the end)",
+        "val_loss_full_best": "validation (whole split, best checkpoint)",
+    }
+    axes = figure.subplots(1, 2, sharex=True)
+    for axis, (key, title) in zip(axes, panels.items(), strict=True):
+        for (kind,), own in grouped(rows, "model").items():
+            colour, sizes = COLOURS[kind], [row["parameters"] for row in own]
+            axis.plot(sizes, [row[key] for row in own], ".", alpha=0.3, color=colour)
+            points = means(best_configurations(own), "parameters", key)
+            axis.plot(*points, "-o", label=TITLES[kind], color=colour)
+        axis.set(xscale="log", xlabel="parameters", ylabel="loss (nats)", title=title)
+        axis.grid(alpha=0.25)
+    axes[0].legend(frameon=False)
+    figure.suptitle(f"Shakespeare, recipe: {recipe}")
+    return figure
+
+
+def best_configurations(rows: Sequence[Row]) -> list[Row]:
+    """Of each size, the runs of the learning rate that is best on average."""
+
+    def mean_loss(runs: list[Row]) -> float:
+        return statistics.fmean(row["val_loss_full_best"] for row in runs)
+
+    sizes = grouped(rows, "parameters").values()
+    best = [min(grouped(own, "lr").values(), key=mean_loss) for own in sizes]
+    return [row for runs in best for row in runs]
+
+
+def overfitting_figure(rows: Sequence[Row], records: Path) -> Any:
+    """Estimates over the iterations: training dashed, validation solid; the gap is overfitting."""
+    figure = new_figure(7.5, 4.5)
+    axis = figure.subplots()
+    for row in rows:
+        if "error" in row:
+            continue
+        entries = [e for e in read_metrics(records / row["case"]) if "val_loss" in e]
+        steps, colour = [e["step"] for e in entries], COLOURS[row["model"]]
+        label = TITLES[row["model"]] if row["seed"] == 0 else None
+        axis.plot(steps, [e["val_loss"] for e in entries], label=label, color=colour)
+        axis.plot(steps, [e["train_loss"] for e in entries], "--", color=colour)
+    axis.set(xlabel="iteration", ylabel="loss (nats); training dashed")
+    axis.grid(alpha=0.25)
+    axis.legend(frameon=False)
+    return figure
+
+
+def table(rows: Sequence[Row], part: str, recipe: str) -> str:
+    """One line for each configuration, means and standard deviations over seeds."""
+    names = ("model", "width", "heads", "steps", "lr", "iterations")
+    lines, measured = [], [row for row in rows if "metrics" in row]
+    metrics = texts.columns(measured)
+    for group, own in grouped(rows, *names).items():
+        kind, *numbers = group
+        line: list[Any] = [TITLES[kind], *numbers, f"{own[0]['parameters_tied']:,}"]
+        line += [f"{own[0]['parameters_untied']:,}", len(own)]
+        for key in ("train_loss", "val_loss", "val_loss_full", "val_loss_full_best"):
+            line.append(spread([row[key] for row in own]))
+        line.append(spread([row["val_loss"] - row["train_loss"] for row in own]))
+        line += [texts.mean_of(own, "model", name) for name in metrics]
+        lines.append(line)
+    if metrics:
+        people = [texts.mean_of(measured, "people", name) for name in metrics]
+        lines.append(["people", *[""] * 13, *people])
+    headings = [
+        "model", "D", "heads", "steps", "lr", "iterations", "tied", "untied", "seeds",
+        "training, estimate", "validation, estimate", "validation, whole split",
+        "whole split, best checkpoint", "gap of the estimates",
+        *(texts.heading(name, measured) for name in metrics),
+    ]  # fmt: skip
+    context = {row["val_loss_full_least_context"] for row in rows if "error" not in row}
+    said = (
+        f"# Shakespeare, {part}, recipe: {recipe}\n\nLosses in nats, mean ± standard deviation "
+        'over seeds. Estimates are over random windows at the last iteration; "whole split" counts '
+        f"every validation token once, with at least {', '.join(map(str, sorted(context)))} tokens "
+        "before it (fewer at the start of the split), so a trained model's is lower: windows have "
+        "tokens with little before them. Parameters with the embedding tied, and as if it were "
+        "not.\n\n"
+    )
+    if measured:
+        settings = measured[0]["metrics_settings"]
+        said += f"Text metrics: {settings['samples']} texts of {settings['words']} words each. "
+        missing = [name for name in texts.METRICS if name not in metrics]
+        said += f"Not measured here: {', '.join(missing)}.\n\n" if missing else "\n\n"
+    return said + markdown(headings, lines) + failures(rows)
