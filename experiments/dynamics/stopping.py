@@ -256,16 +256,28 @@ def solvers(study: Study) -> None:
             ["solver", *map(str, budgets)],
             [[name, *(entry["loss"] for entry in line.values())] for name, line in found.items()],
         )
-        figure = new_figure(11, 4)
-        for axis, what in zip(figure.subplots(1, 2), ("loss", "energy"), strict=True):
-            for name, line in found.items():
-                values = [entry[what] for entry in line.values()]
-                axis.plot(budgets, values, marker="o", markersize=3, label=name)
-            axis.axvline(trained, color="black", linestyle=":")
-            axis.set(xlabel="force evaluations (dotted: as trained)", ylabel=f"mean {what}")
-            axis.set_xscale("log", base=2)
-            axis.grid(alpha=0.3)
-        best = min(entry["loss"] for line in found.values() for entry in line.values())
-        figure.axes[0].set_ylim(best - 0.1, best + 2.5)
-        figure.axes[1].legend(fontsize=7)
+        figure = solvers_figure(found, trained)
         save(figure, study.to / f"solvers-{run.folder.name}", ("png",))
+
+
+def solvers_figure(found: dict[str, dict[str, Any]], trained: int) -> Any:
+    """Loss and energy after as many forces, of each solver: related ones have one colour."""
+    figure = new_figure(11, 4)
+    colours: dict[str, str] = {}
+    for axis, what in zip(figure.subplots(1, 2), ("loss", "energy"), strict=True):
+        for i, (name, line) in enumerate(found.items()):
+            kind, budgets = name.split()[0], [int(steps) for steps in line]
+            colour = colours.setdefault(kind, f"C{len(colours)}" if colours else "black")
+            style = ("-", "--", ":")[sum(other.startswith(kind) for other in list(found)[:i])]
+            values = [entry[what] for entry in line.values()]
+            label = name if what == "loss" else None
+            axis.plot(budgets, values, style, color=colour, marker="o", markersize=3, label=label)
+        axis.axvline(trained, color="grey", linestyle=":")
+        axis.set(xlabel="force evaluations (dotted: as trained)", ylabel=f"mean {what}")
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(budgets, [f"{steps}" for steps in budgets])
+        axis.grid(alpha=0.3)
+    best = min(entry["loss"] for line in found.values() for entry in line.values())
+    figure.axes[0].set_ylim(best - 0.1, best + 1.6)
+    figure.legend(loc="outside right upper", fontsize=8)
+    return figure
