@@ -4,6 +4,7 @@ import dataclasses
 import json
 import string
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -267,3 +268,14 @@ def test_text_metrics_without_their_packages(tmp_path, monkeypatch, capsys):
     assert set(row["metrics"]["model"]) == {"distinct_1", "distinct_2"}
     assert "left out: the spelling of texts needs" in capsys.readouterr().out
     assert texts.columns([row]) == ["distinct_1", "distinct_2"]
+
+
+def test_the_small_shakespeare_claim_is_that_of_its_logs():
+    folder = Path(__file__).parents[1] / "experiments" / "shakespeare_small"
+    rows = common.read_rows(folder)
+    results = [json.loads(path.read_text()) for path in sorted(folder.glob("runs/*/result.json"))]
+    assert [row["val_loss_full"] for row in rows] == [r["val_loss_full"] for r in results]
+    assert len(rows) == 5
+    assert np.mean([row["val_loss_full"] for row in rows]) <= 1.47
+    assert max(row["parameters_untied"] for row in rows) <= 250_000
+    assert (folder / "summary.md").read_text() in (folder / "README.md").read_text()

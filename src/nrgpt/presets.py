@@ -148,8 +148,8 @@ def shakespeare(kind: str, form: str) -> TrainConfig:
     return dataclasses.replace(
         cfg,
         model=dataclasses.replace(cfg.model, heads=4, dropout=0.05),
-        optimiser=OptimiserConfig(name="muon", lr=2e-3, muon_lr=0.02),
-        iterations=5_000,
+        optimiser=OptimiserConfig(name="muon", lr=2e-3, muon_lr=0.02, final=0.02),
+        iterations=8_000,
         eval_every=250,
     )
 
