@@ -14,7 +14,7 @@ from nrgpt import LanguageModel
 from nrgpt.cli import app
 from nrgpt.data.shakespeare import prepare_shakespeare
 from nrgpt.evaluate.extras import MissingExtra
-from nrgpt.reproduce import common, energy, listops, shakespeare, texts, training
+from nrgpt.reproduce import common, energy, flops, listops, shakespeare, texts, training
 from nrgpt.reproduce.fit import find_transition
 from nrgpt.train.faults import DIVERGED, TrainingError
 from tests.characters import TEXT, character_run
@@ -279,3 +279,14 @@ def test_the_small_shakespeare_claim_is_that_of_its_logs():
     assert np.mean([row["val_loss_full"] for row in rows]) <= 1.47
     assert max(row["parameters_untied"] for row in rows) <= 250_000
     assert (folder / "summary.md").read_text() in (folder / "README.md").read_text()
+
+
+def test_flops_are_those_of_the_counter(tmp_path):
+    results, page = flops.reproduce(tmp_path)
+    rows = [json.loads(line) for line in results.read_text().splitlines()]
+    blocks = [row for row in rows if "block" in row]
+    assert len(blocks) == 4 * 6
+    assert [row["counter"] for row in blocks] == pytest.approx([1] * 24)
+    untied = {row["preset"]: round(row["untied"] / 1e6, 1) for row in rows if "preset" in row}
+    assert untied["owt_nrgpt_ff2w_paper"] == 90.4
+    assert "## What the paper says" in page.read_text()

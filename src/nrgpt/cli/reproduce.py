@@ -135,3 +135,12 @@ def shakespeare(
     judged = None if judge == "none" or quick else judge
     found = chosen(cases, only, overrides)
     tell(shakespeare.reproduce(found, where, judge=judged, quick=quick, **options))
+
+
+@reproduce_app.command()
+@clear_errors
+def flops(quick: Quick = False, to: To = None) -> None:
+    """The appendix on FLOPs, by formula and by PyTorch's counter: seconds, quick or not."""
+    from ..reproduce import flops
+
+    tell(flops.reproduce(folder("flops", to, quick)))

@@ -1,0 +1,199 @@
+"""The paper's appendix on FLOPs, from the formulas, each checked against PyTorch's counter."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from ..config import ModelConfig
+from ..flops import flops_per_token, parts_per_step
+from ..model import LanguageModel
+from ..presets import CERTIFIED, MODELS, PRESETS, paper_model
+from .common import Row, markdown, write_text
+
+SIZES: dict[str, dict[str, int]] = {
+    "ListOps": {"width": 64, "heads": 1, "steps": 5, "context": 128, "vocab_size": 27},
+    "Shakespeare": {"width": 128, "heads": 1, "steps": 8, "context": 256, "vocab_size": 65},
+    "OpenWebText, 1 head": {"width": 768, "heads": 1, "steps": 12},
+    "OpenWebText": {"width": 768, "heads": 12, "steps": 12},
+}
+LARGE = {"context": 1_024, "vocab_size": 50_304}
+FULL_RUNS = (
+    "owt_gpt_paper", "owt_rgpt_parallel_paper", "owt_nrgpt_ff2w_paper",
+    "owt_rgpt_parallel_equal_parameters_paper", "owt_nrgpt_ff2w_equal_parameters_paper",
+    "owt_nrgpt_ff2w",
+)  # fmt: skip
+
+
+def models(sizes: dict[str, int]) -> dict[str, ModelConfig]:
+    """The recurrent models of the paper at one size, and two of ours (the first is the yardstick:
+    RGPT-parallel, which the paper compares with)."""
+    sizes = {**LARGE, **sizes}
+    heads = 4 if sizes["heads"] == 1 else sizes["heads"]
+    ours = {**sizes, "heads": heads}
+    return {
+        "RGPT-parallel": paper_model("rgpt_parallel", **sizes),
+        "NRGPT FF1, 4D, full rank": paper_model("nrgpt_ff1", **sizes),
+        "NRGPT FF1, 8D, full rank": paper_model("nrgpt_ff1", hidden_factor=8, **sizes),
+        "NRGPT FF2W, full rank": paper_model("nrgpt_ff2w", **sizes),
+        f"NRGPT FF2W, low rank, {heads} heads": ModelConfig(**{**MODELS["nrgpt_ff2w"], **ours}),
+        f"NRGPT certified, {heads} heads": ModelConfig(**{**CERTIFIED, **ours}),
+    }
+
+
+def counted(cfg: ModelConfig) -> float:
+    """Training FLOPs of one token by PyTorch's counter, on a model of shapes alone."""
+    with torch.device("meta"):
+        model = LanguageModel(cfg)
+        idx = torch.zeros(1, cfg.context, dtype=torch.long)
+        with FlopCounterMode(display=False) as counter:
+            _, loss = model(idx, idx)
+            assert loss is not None
+            loss.backward()
+    return counter.get_total_flops() / cfg.context
+
+
+def rows_of(size: str) -> list[Row]:
+    rows: list[Row] = []
+    for name, cfg in models(SIZES[size]).items():
+        parts = parts_per_step(cfg, cfg.context)
+        with torch.device("meta"):
+            groups = LanguageModel(cfg).parameter_counts().groups
+        outside = ("tokens", "positions", "final_norm", "head", "head_bias")
+        row: Row = {
+            "size": size,
+            "model": name,
+            "block_parameters": sum(n for group, n in groups.items() if group not in outside),
+            "attention": parts["attention"],
+            "feedforward": parts["feedforward"],
+            "block": sum(parts.values()),
+            "block_causal": sum(parts_per_step(cfg, cfg.context, causal=True).values()),
+            "training": flops_per_token(cfg),
+        }
+        for key in ("attention", "feedforward", "block", "block_causal"):
+            row[f"{key}_ratio"] = row[key] / (rows[0][key] if rows else row[key])
+        row["per_parameter"] = row["block"] / row["block_parameters"]
+        row["per_parameter_ratio"] = row["per_parameter"] / (rows or [row])[0]["per_parameter"]
+        row["parameter_ratio"] = row["block_parameters"] / (rows or [row])[0]["block_parameters"]
+        row["counter"] = counted(cfg) / row["training"]
+        rows.append(row)
+    return rows
+
+
+def full_runs() -> list[Row]:
+    """The OpenWebText runs as a whole."""
+    rows = []
+    for name in FULL_RUNS:
+        cfg = PRESETS[name]()
+        with torch.device("meta"):
+            counts = LanguageModel(cfg.model).parameter_counts()
+        tokens = cfg.iterations * cfg.batch * cfg.model.context
+        rows.append(
+            {
+                "preset": name,
+                "tied": counts.tied,
+                "untied": counts.untied,
+                "training": flops_per_token(cfg.model),
+                "tokens": tokens,
+                "total": flops_per_token(cfg.model) * tokens,
+            }
+        )
+    return rows
+
+
+def reproduce(to: Path) -> list[Path]:
+    rows = [row for size in SIZES for row in rows_of(size)]
+    runs = full_runs()
+    text = "".join(json.dumps(row) + "\n" for row in [*rows, *runs])
+    return [write_text(to / "results.jsonl", text), write_text(to / "flops.md", table(rows, runs))]
+
+
+def table(rows: list[Row], runs: list[Row]) -> str:
+    said = (
+        "# FLOPs\n\nMatrix-product FLOPs of one token in one step of the block, forward; attention "
+        "counts all keys. Ratios are to RGPT-parallel of the same width. The last column compares "
+        "the whole model, forward and backward, with PyTorch's counter (1 is equal).\n\n"
+    )
+    for size in SIZES:
+        own = [row for row in rows if row["size"] == size]
+        cfg = models(SIZES[size])["RGPT-parallel"]
+        said += f"## {size}: D {cfg.width}, {cfg.heads} heads, context {cfg.context}\n\n"
+        said += markdown(
+            ["model", "parameters of the block", "attention", "feed-forward", "block",
+             "block / parameters", "counter"],
+            [
+                [
+                    row["model"],
+                    f"{row['block_parameters']:,} (x {row['parameter_ratio']:.2f})",
+                    *(
+                        f"{row[key]:,.0f} (x {row[f'{key}_ratio']:.2f})"
+                        for key in ("attention", "feedforward", "block")
+                    ),
+                    f"{row['per_parameter']:.2f} (x {row['per_parameter_ratio']:.2f})",
+                    f"{row['counter']:.6f}",
+                ]
+                for row in own
+            ],
+        )  # fmt: skip
+        said += "\n"
+    said += "## Whole runs\n\n" + markdown(
+        ["preset", "tied", "untied", "training, GFLOP per token", "tokens", "EFLOP in all"],
+        [
+            [
+                run["preset"],
+                f"{run['tied'] / 1e6:.1f}M",
+                f"{run['untied'] / 1e6:.1f}M",
+                f"{run['training'] / 1e9:.3f}",
+                f"{run['tokens'] / 1e9:.1f}G",
+                f"{run['total'] / 1e18:.1f}",
+            ]
+            for run in runs
+        ],
+    )
+    return said + corrections(rows)
+
+
+def corrections(rows: list[Row]) -> str:
+    """What the paper's appendix says, beside what the counts say."""
+    found: dict[tuple[str, str], Any] = {(row["size"], row["model"]): row for row in rows}
+    one, twelve = "OpenWebText, 1 head", "OpenWebText"
+    ff1, ff2w = "NRGPT FF1, 4D, full rank", "NRGPT FF2W, full rank"
+    wide = "NRGPT FF1, 8D, full rank"
+
+    def ratio(size: str, model: str, key: str) -> str:
+        return f"{found[size, model][f'{key}_ratio']:.2f}"
+
+    def three(size: str, key: str) -> str:
+        return ", ".join(ratio(size, model, key) for model in (ff1, wide, ff2w))
+
+    low = "NRGPT FF2W, low rank, 12 heads"
+    low_rank = ratio(twelve, low, "block")
+    lines = [
+        [
+            '"anywhere from 1-2x the FLOP cost of an equivalent RecGPT at constant parameters"',
+            f"FF1 4D, FF1 8D, FF2W: {three(one, 'block')} with one head (width 768), but "
+            f"{three(twelve, 'block')} with the 12 full-rank heads of the OpenWebText runs "
+            f"({three(twelve, 'block_causal')} if the kernel skips what the mask hides). Per "
+            f"parameter of the block: {three(one, 'per_parameter')} and "
+            f"{three(twelve, 'per_parameter')}. Low-rank heads bring FF2W to {low_rank}, per "
+            f"parameter {ratio(twelve, low, 'per_parameter')}.",
+        ],
+        [
+            '"for a single head ... approximately the same", "slightly fewer FLOPs"',
+            f"{ratio('ListOps', ff2w, 'attention')} (ListOps), "
+            f"{ratio('Shakespeare', ff2w, 'attention')} (Shakespeare), "
+            f"{ratio(one, ff2w, 'attention')} (width 768): markedly fewer, since keys and values "
+            "are g itself and need no projection.",
+        ],
+        [
+            '"for multiple heads however, NRGPT costs more"',
+            f"{ratio(twelve, ff2w, 'attention')} times with 12 heads.",
+        ],
+        [
+            '"always ~2x the FLOP count of a standard transformer\'s FF of the same width"',
+            f"FF1 4D, FF1 8D, FF2W: {three(twelve, 'feedforward')}.",
+        ],
+    ]
+    return "\n## What the paper says\n\n" + markdown(["paper", "counted"], lines)
