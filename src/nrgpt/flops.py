@@ -15,10 +15,10 @@ step, with D the width, h = hidden_factor D, H heads and N tokens in the sequenc
 
 Reading with R and writing with eta R^T uses the same weights twice: that is why an energy with as
 many parameters as a transformer's feed-forward part costs twice its FLOPs. (The paper's appendix on
-FLOPs says "1 - 2 times" for the whole; its full-rank heads, each as large as all of a transformer's,
-make it more at 12 heads: `nrgpt reproduce flops` counts how much.) Attention counts all N keys, though a causal
-kernel needs half of them; ``causal`` counts that half. Folding eta costs 2 D D (rows written) once
-per forward pass, not per token.
+FLOPs says "1 - 2 times" for the whole; its full-rank heads, each as large as all of a
+transformer's, make it more at 12 heads: `nrgpt reproduce flops` counts how much.) Attention counts
+all N keys, though a causal kernel needs half of them; ``causal`` counts that half. Folding eta
+costs 2 D D (rows written) once per forward pass, not per token.
 """
 
 from .config import ModelConfig
