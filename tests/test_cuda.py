@@ -8,6 +8,10 @@ import torch
 import torch.nn.functional as F
 
 from nrgpt import LanguageModel, ModelConfig
+from nrgpt.dynamics.landscape import TokenLandscape, lowest_curvatures, minimise
+from nrgpt.dynamics.relax import Stop, relax
+from nrgpt.dynamics.solvers import Anderson, Backtracking, Momentum, Plain
+from nrgpt.dynamics.trajectory import trajectory
 from nrgpt.generate import generate
 from nrgpt.kernels import dispatch
 from nrgpt.kernels.attention import attend
@@ -212,3 +216,52 @@ def test_compiled_steps_do_not_compile_again():
         loss.backward()
         losses.append(loss.item())
     assert max(losses) - min(losses) < 1e-3
+
+
+SOLVERS = {
+    "plain": Plain(),
+    "backtracking": Backtracking(),
+    "momentum": Momentum(),
+    "anderson": Anderson(),
+}
+
+
+def certified_pair():
+    """A certified model in float64, on the CPU and on the GPU, and some tokens on each."""
+    cfg = config(feedforward="memory", rate="gamma", learn_alpha=False)
+    model = randomised(cfg)
+    idx = torch.randint(11, (3, 13))
+    return model, copy.deepcopy(model).cuda(), idx, idx.cuda()
+
+
+def test_trajectories_of_a_gpu():
+    model, on_gpu, idx, there = certified_pair()
+    ours, theirs = trajectory(on_gpu, there, there, steps=9), trajectory(model, idx, idx, steps=9)
+    assert relative(ours.energies["total"].cpu(), theirs.energies["total"]) < 1e-10
+    assert relative(ours.loss.cpu(), theirs.loss) < 1e-10
+    assert on_gpu.certificate(idx=there)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("name", SOLVERS)
+def test_relaxing_on_a_gpu(name, frozen):
+    found = []
+    model, on_gpu, idx, there = certified_pair()
+    for m, i in ((model, idx), (on_gpu, there)):
+        past = relax(m, i).x if frozen else None
+        stop = Stop("force", 1e-3)
+        found.append(relax(m, i, steps=9, solver=SOLVERS[name], past=past, stop=stop))
+    assert relative(found[1].x.cpu(), found[0].x) < 1e-6
+    assert torch.equal(found[1].steps.cpu(), found[0].steps)
+
+
+def test_the_landscape_of_a_gpu():
+    model, on_gpu, idx, there = certified_pair()
+    found = []
+    for m, i in ((model, idx), (on_gpu, there)):
+        land = TokenLandscape(m, i[:1], token=8)
+        below = minimise(land, land.surface, land.trajectory()[-1:], iterations=300)
+        values, _ = lowest_curvatures(land, land.surface, below.u[0], 2)
+        found.append((below.energy.cpu(), values.cpu()))
+    assert relative(found[1][0], found[0][0]) < 1e-6
+    assert relative(found[1][1], found[0][1]) < 1e-3

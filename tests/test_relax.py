@@ -7,7 +7,7 @@ import torch
 
 from nrgpt.dynamics.field import Field
 from nrgpt.dynamics.relax import Stop, relax
-from nrgpt.dynamics.solvers import Anderson, Backtracking, Langevin, Momentum
+from nrgpt.dynamics.solvers import SOLVERS, Anderson, Backtracking, Langevin, Momentum
 from tests.models import COUPLINGS, RATES, config, randomised, relative
 from tests.test_convergence import bowl
 
@@ -204,3 +204,12 @@ def test_anderson_survives_parallel_moves_in_float32():
     assert (x - term.a).abs().max() < 1e-5
     plain = relax(model, idx, steps=12, extra=extra).x
     assert (plain - term.a).abs().max() > 1
+
+
+@pytest.mark.parametrize("name", ["momentum", "anderson"])
+def test_a_solver_may_be_used_again(name):
+    model = randomised(config())
+    solver, idx = SOLVERS[name](), torch.randint(11, (2, 7))
+    first = relax(model, idx, steps=5, solver=solver).x
+    relax(model, torch.randint(11, (3, 9)), steps=5, solver=solver)
+    assert torch.equal(relax(model, idx, steps=5, solver=solver).x, first)

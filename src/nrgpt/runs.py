@@ -15,7 +15,7 @@ from .data.tokenizer import SymbolTokenizer, Tokenizer
 from .model import LanguageModel
 from .train.checkpoint import FILES, is_valid, newest_valid, verify
 from .train.config import TrainConfig
-from .train.data import open_dataset
+from .train.data import open_dataset, prepare_dataset
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,8 @@ class Run:
     """What was wrong with checkpoints that were passed over."""
 
     def dataset(self, *, verify: bool = True) -> Dataset:
+        """What it was trained on; made again if it is missing and can be."""
+        prepare_dataset(self.cfg.data)
         return open_dataset(self.cfg.data, self.cfg.model.vocab_size, verify=verify)
 
     @functools.cached_property

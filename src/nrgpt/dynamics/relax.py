@@ -112,6 +112,7 @@ def relax(
     torch.Size([2, 32])
     """
     solver = Plain() if solver is None else solver
+    solver.begin()
     steps = model.check_steps(steps)
     with evaluating(model):
         x = model.embed(idx)

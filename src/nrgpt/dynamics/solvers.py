@@ -18,9 +18,13 @@ from .field import Field, Look
 
 
 class Solver(ABC):
-    """One run of one solver: make a new one for each call."""
+    """How a token gets from one state to the next; it remembers one call of ``relax``."""
 
     def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget everything: other tokens come."""
         self.memory: dict[str, Tensor] = {}
         """By name, each (batch, tokens, ...)."""
 
