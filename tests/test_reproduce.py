@@ -8,13 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from nrgpt import LanguageModel
 from nrgpt.cli import app
 from nrgpt.data.shakespeare import prepare_shakespeare
 from nrgpt.evaluate.extras import MissingExtra
-from nrgpt.reproduce import common, energy, flops, listops, shakespeare, texts, training
+from nrgpt.reproduce import common, energy, flops, listops, shakespeare, text, texts, training
 from nrgpt.reproduce.fit import find_transition
 from nrgpt.train.faults import DIVERGED, TrainingError
 from tests.characters import TEXT, character_run
@@ -229,11 +230,17 @@ def test_shakespeare_has_the_papers_sizes():
             assert 0.7 < count / {"ours_small": 250_000, "ours_wide": 1_000_000}[part] <= 1
 
 
-def test_shakespeare_end_to_end(tmp_path):
+@pytest.fixture
+def characters(tmp_path):
+    """A small dataset with as many characters as Shakespeare's."""
     others = [c for c in string.printable if c not in TEXT][: 65 - len(set(TEXT))]
     (tmp_path / "text.txt").write_text("".join(others) + TEXT)
     prepare_shakespeare(tmp_path / "data", source=tmp_path / "text.txt")
-    data = f"data.folder={tmp_path / 'data'}"
+    return tmp_path / "data"
+
+
+def test_shakespeare_end_to_end(tmp_path, characters):
+    data = f"data.folder={characters}"
     cases = shakespeare.cases("ours", seeds=1, quick=True)
     wanted = ("scaling-ours-nrgpt_ff2w", "long-ours-gpt", "ours_small-ours-nrgpt_certified")
     cases = [case for case in cases if case.name.startswith(wanted)]
@@ -281,7 +288,12 @@ def test_the_small_shakespeare_claim_is_that_of_its_logs():
     assert (folder / "summary.md").read_text() in (folder / "README.md").read_text()
 
 
-def test_flops_are_those_of_the_counter(tmp_path):
+def test_flops_are_those_of_the_counter(tmp_path, monkeypatch):
+    """(Large ones would take seconds; test_flops.py has more kinds of model.)"""
+    original = flops.counted
+    monkeypatch.setattr(
+        flops, "counted", lambda c: original(c) if c.width < 128 else flops.flops_per_token(c)
+    )
     results, page = flops.reproduce(tmp_path)
     rows = [json.loads(line) for line in results.read_text().splitlines()]
     blocks = [row for row in rows if "block" in row]
@@ -290,3 +302,36 @@ def test_flops_are_those_of_the_counter(tmp_path):
     untied = {row["preset"]: round(row["untied"] / 1e6, 1) for row in rows if "preset" in row}
     assert untied["owt_nrgpt_ff2w_paper"] == 90.4
     assert "## What the paper says" in page.read_text()
+
+
+def test_text_has_the_papers_sizes():
+    def counts(recipe):
+        found = {}
+        for case in text.cases(Path("data"), recipe, tokens=98_304_000):
+            with torch.device("meta"):
+                found[case.labels["model"]] = LanguageModel(case.cfg.model).parameter_counts()
+            assert case.cfg.iterations * case.cfg.batch * case.cfg.model.context == 98_304_000
+        return found
+
+    paper = counts("paper")
+    assert [round(count.tied / 1e6) for count in paper.values()] == [124, 47, 52, 126, 128]
+    assert [round(count.untied / 1e6) for count in paper.values()] == [163, 85, 90, 213, 206]
+    ours = [count.tied / 1e6 for count in counts("ours").values()]
+    assert 124 < ours[0] < ours[3] < ours[4] < 128
+
+
+def test_text_end_to_end(tmp_path, characters):
+    cases = text.cases(characters, tokens=500, quick=True)
+    assert len(cases) == 5
+    cases = [case.changed(TINY) for case in cases[:1] + cases[-1:]]
+    options = {"judge": None, "quick": True, "held_out": characters, "throughput": 1e6}
+    files = text.reproduce(cases, tmp_path / "to", **options)
+    names = ["losses-ours.png", "table-ours.md", "samples-ours.md", "full_run.md"]
+    assert [file.name for file in files] == names
+    row = common.read_rows(tmp_path / "to")[0]
+    assert row["held_out"]["loss"] == pytest.approx(row["val_loss_full"])
+    assert len(row["texts"]) == 2
+    assert "held out, whole split" in files[1].read_text()
+    assert "| GPT | NRGPT FF2W, as many parameters |" in files[2].read_text()
+    assert "| as given | 1,000,000 | 1.7 |" in files[3].read_text()  # 49.152e9 / 8e6 s
+    assert text.reproduce([], tmp_path / "to", plots_only=True, throughput=1e6) == files

@@ -131,10 +131,9 @@ def shakespeare(
 
     cases = shakespeare.cases(recipe, seeds or (1 if quick else 3), quick)
     where = folder("shakespeare", to, quick)
-    options = {"processes": processes, "plots_only": plots_only, "forget": forget}
-    judged = None if judge == "none" or quick else judge
-    found = chosen(cases, only, overrides)
-    tell(shakespeare.reproduce(found, where, judge=judged, quick=quick, **options))
+    options: dict[str, Any] = {"judge": None if judge == "none" or quick else judge, "quick": quick}
+    options |= {"processes": processes, "plots_only": plots_only, "forget": forget}
+    tell(shakespeare.reproduce(chosen(cases, only, overrides), where, **options))
 
 
 @reproduce_app.command()
@@ -144,3 +143,51 @@ def flops(quick: Quick = False, to: To = None) -> None:
     from ..reproduce import flops
 
     tell(flops.reproduce(folder("flops", to, quick)))
+
+
+@reproduce_app.command(context_settings=FREE_FORM)
+@clear_errors
+def text(
+    overrides: Overrides = None,
+    data: Annotated[
+        Path | None, typer.Option(help="A prepared dataset, from `nrgpt data text`.")
+    ] = None,
+    held_out: Annotated[Path | None, typer.Option(help="Another, to evaluate on only.")] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens that each model sees.")] = 100_000_000,
+    throughput: Annotated[
+        float | None, typer.Option(help="Tokens/s of one GPU, to estimate the full run by.")
+    ] = None,
+    recipe: Recipe = "ours",
+    seeds: Seeds = None,
+    only: Only = None,
+    judge: Judge = "gpt2",
+    quick: Quick = False,
+    plots_only: PlotsOnly = False,
+    to: To = None,
+    processes: Processes = 1,
+    forget: Forget = False,
+) -> None:
+    """The models of the OpenWebText tables: losses against tokens, FLOPs and seconds, and texts.
+
+    --quick without --data takes Shakespeare's characters.
+    """
+    from ..reproduce import text
+    from ..train.config import DataConfig
+    from ..train.data import prepare_dataset
+
+    where = folder("text", to, quick)
+    found = []
+    if not plots_only:
+        if data is None and not quick:
+            raise ValueError("--data: name a dataset that `nrgpt data text` or `data hub` prepared")
+        data = data or prepare_dataset(DataConfig(task="shakespeare"))
+        tokens = 3_840 if quick else tokens
+        found = chosen(text.cases(data, recipe, seeds or 1, tokens, quick), only, overrides)
+    options: dict[str, Any] = {
+        "held_out": held_out,
+        "judge": None if judge == "none" or quick else judge,
+        "throughput": throughput,
+        "quick": quick,
+    }
+    options |= {"processes": processes, "plots_only": plots_only, "forget": forget}
+    tell(text.reproduce(found, where, **options))

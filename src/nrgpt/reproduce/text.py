@@ -1,0 +1,244 @@
+"""Text at scale: the models of the paper's OpenWebText tables on any prepared text, the same tokens
+for all; and what the paper's own run would cost."""
+
+import dataclasses
+import statistics
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ..config import check_choice
+from ..data.shards import Dataset
+from ..dynamics.figures import new_figure, save
+from ..evaluate.loss import bits_of_text, split_loss
+from ..evaluate.samples import model_texts
+from ..overrides import replace
+from ..presets import PRESETS
+from ..runs import Run, load_run
+from ..train.distributed import device_named
+from ..train.report import read_metrics
+from . import texts
+from .common import Case, Row, carry_out, failures, grouped, markdown, spread, write_text
+
+ROWS = {
+    "GPT": "owt_gpt",
+    "RGPT-parallel": "owt_rgpt_parallel",
+    "NRGPT FF2W": "owt_nrgpt_ff2w",
+    "RGPT-parallel, as many parameters": "owt_rgpt_parallel_equal_parameters",
+    "NRGPT FF2W, as many parameters": "owt_nrgpt_ff2w_equal_parameters",
+}
+"""The paper's rows: three of equal width, and two with as many parameters (tied) as GPT."""
+COLOURS = dict(zip(ROWS, ("black", "C3", "C1", "C3", "C1"), strict=True))
+
+WIDER = {"model.width": 1_792, "model.heads": 14}
+"""NRGPT with low-rank heads has fewer parameters than the paper's at the same width: as many as
+GPT take this one (127M tied; heads of 128)."""
+
+BATCH = 96
+"""Sequences of an update, a fifth of the paper's: for some 100M tokens, more updates serve better
+than larger ones."""
+PARTS = 3
+"""32 sequences at a time fit a GPU of 80 GB."""
+GPUS = 8
+
+QUICK: dict[str, Any] = {
+    "batch": 4, "accumulation": 1, "model.context": 32, "model.steps": 3, "model.heads": 4,
+    "compile": False, "precision": "fp32", "eval_batches": 2, "log_every": 5,
+}  # fmt: skip
+
+
+def cases(
+    data: Path, recipe: str = "ours", seeds: int = 1, tokens: int = 100_000_000, quick: bool = False
+) -> list[Case]:
+    """``data`` is a prepared dataset. Every model sees ``tokens`` tokens, in the same order for the
+    same seed."""
+    check_choice("recipe", recipe, ["ours", "paper"])
+    form = "_paper" if recipe == "paper" else ""
+    found = []
+    for title, preset in ROWS.items():
+        changes = {"data.folder": str(data), "batch": BATCH, "accumulation": PARTS}
+        cfg = replace(PRESETS[preset + form](), changes)
+        is_wider = preset == "owt_nrgpt_ff2w_equal_parameters" and recipe == "ours"
+        if is_wider:
+            cfg = replace(cfg, WIDER)
+        if quick:
+            width = 32 if "equal" in preset else 16
+            vocabulary = Dataset.open(data).vocab_size
+            cfg = replace(cfg, {**QUICK, "model.width": width, "model.vocab_size": vocabulary})
+        iterations = max(20, round(tokens / (cfg.batch * cfg.model.context)))
+        cfg = replace(
+            cfg,
+            {
+                "iterations": iterations,
+                "optimiser.warmup": min(cfg.optimiser.warmup, iterations // 10),
+                "eval_every": max(1, iterations // 20 // cfg.log_every) * cfg.log_every,
+                "save_every": max(1, iterations // 4),
+            },
+        )
+        name = preset.removeprefix("owt_")
+        found += [
+            Case(
+                f"{recipe}-{name}-s{seed}",
+                replace(cfg, {"seed": seed}),
+                {"recipe": recipe, "model": title},
+            )
+            for seed in range(seeds)
+        ]
+    return found
+
+
+def measure(
+    case: Case,
+    run: Path,
+    record: Path,
+    *,
+    held_out: Path | None,
+    judge: str | None,
+    samples: int,
+    words: int,
+) -> Row:
+    """Bits per byte, the held-out dataset, text metrics, and texts to read side by side."""
+    device = device_named("auto")
+    loaded = load_run(run, case.cfg.iterations, device=device)
+    row: Row = {"bits": bits_on(loaded, loaded.dataset(verify=False))["bits"]}
+    if held_out is not None:
+        row["held_out"] = bits_on(loaded, Dataset.open(held_out))
+    measures = texts.measures_here(judge, device) if samples > 2 else {}
+    row |= texts.metrics_of(loaded, measures, judge, samples=samples, words=words)
+    row["texts"] = model_texts(loaded, number=2, words=words // 2)
+    speeds = [e["tokens_per_second"] for e in read_metrics(run) if "tokens_per_second" in e]
+    return row | {"tokens_per_second": statistics.median(speeds)}
+
+
+def bits_on(run: Run, dataset: Dataset) -> dict[str, Any]:
+    """The whole validation split of a dataset with the model's tokens."""
+    tokens = dataset.tokens("val")
+    loss = split_loss(run.model, tokens)
+    bits = bits_of_text(loss, tokens, dataset.tokenizer)
+    named = {} if bits is None else {"unit": bits.unit, "bits": bits.per_unit}
+    return {"bits": None, **dataclasses.asdict(loss), **named, "dataset": dataset.folder.name}
+
+
+def reproduce(
+    cases: Sequence[Case],
+    to: Path,
+    *,
+    held_out: Path | None = None,
+    judge: str | None = "gpt2",
+    throughput: float | None = None,
+    quick: bool = False,
+    **options: Any,
+) -> list[Path]:
+    samples, words = (2, 10) if quick else (8, 200)
+    measured = partial(measure, held_out=held_out, judge=judge, samples=samples, words=words)
+    rows = carry_out(cases, to, measured, **options)
+    files = []
+    for (recipe,) in grouped(rows, "recipe"):
+        own = [row for row in rows if row["recipe"] == recipe]
+        files += save(curves(own, to / "runs"), to / f"losses-{recipe}", ("png",))
+        files.append(write_text(to / f"table-{recipe}.md", table(own, recipe)))
+        files.append(write_text(to / f"samples-{recipe}.md", side_by_side(own)))
+    return [*files, write_text(to / "full_run.md", full_run(rows, throughput))]
+
+
+def curves(rows: Sequence[Row], records: Path) -> Any:
+    """Validation losses (estimates) against tokens, FLOPs and seconds."""
+    figure = new_figure(13, 4)
+    axes = figure.subplots(1, 3, sharey=True)
+    for row in rows:
+        if "error" in row:
+            continue
+        entries = [e for e in read_metrics(records / row["case"]) if "val_loss" in e]
+        shares = [e["step"] / row["iterations"] for e in entries]
+        xs = (
+            [share * row["tokens"] for share in shares],
+            [share * row["training_flops"] for share in shares],
+            [e["seconds"] for e in entries],
+        )
+        style = "--" if "as many" in row["model"] else "-"
+        label = row["model"] if row["seed"] == 0 else None
+        for axis, x in zip(axes, xs, strict=True):
+            losses = [e["val_loss"] for e in entries]
+            axis.plot(x, losses, style, color=COLOURS[row["model"]], label=label)
+    for axis, name in zip(
+        axes, ("tokens", "FLOPs of training", "seconds of training"), strict=True
+    ):
+        axis.set(xlabel=name)
+        axis.grid(alpha=0.25)
+    axes[0].set_ylabel("validation loss (nats, estimate)")
+    axes[0].legend(frameon=False)
+    return figure
+
+
+def table(rows: Sequence[Row], recipe: str) -> str:
+    measured = [row for row in rows if "metrics" in row]
+    metrics, lines = texts.columns(measured), []
+    outside = [row for row in measured if "held_out" in row]
+    for (title,), own in grouped(rows, "model").items():
+        first = own[0]
+        line: list[Any] = [title, first["width"], first["heads"], first["steps"]]
+        line += [f"{first[f'parameters_{kind}'] / 1e6:.2f}M" for kind in ("tied", "untied")]
+        line += [
+            len(own),
+            *(spread([row[key] for row in own]) for key in ("train_loss", "val_loss")),
+        ]
+        line += [spread([row["val_loss_full"] for row in own])]
+        line += [spread([row["bits"] for row in own]) if first["bits"] is not None else "-"]
+        if outside:
+            losses = [row["held_out"]["loss"] for row in own if "held_out" in row]
+            line.append(spread(losses) if losses else "-")
+        line += [f"{first['training_flops']:.3g}", f"{first['seconds']:,.0f}"]
+        line += [texts.mean_of(own, "model", name) for name in metrics]
+        lines.append(line)
+    headings = [
+        "model", "D", "heads", "steps", "tied", "untied", "seeds", "training, estimate",
+        "validation, estimate", "validation, whole split", "bits per byte or character",
+        *(["held out, whole split"] if outside else []), "training FLOPs", "seconds",
+        *(texts.heading(name, measured) for name in metrics),
+    ]  # fmt: skip
+    seen = " or ".join(f"{tokens:,}" for tokens in sorted({row["tokens"] for row in rows}))
+    said = (
+        f"# Text, recipe: {recipe}\n\nEvery model saw {seen} tokens. "
+        "Losses in nats per token. Parameters with the embedding tied to the head, as trained, and "
+        "as if it were not.\n\n"
+    )
+    if outside:
+        names = sorted({row["held_out"]["dataset"] for row in outside})
+        said += f"Held out: {', '.join(names)}, of which nothing was trained on.\n\n"
+    return said + markdown(headings, lines) + failures(rows)
+
+
+def side_by_side(rows: Sequence[Row]) -> str:
+    """Texts of each model, begun from nothing, as the paper's figure has them."""
+    own = [runs[0] for runs in grouped(rows, "model").values()]
+    said = "# Samples\n\nTemperature 0.8, each begun from nothing, the first ones that came.\n\n"
+    shown = [
+        [text.replace("|", "\\|").replace("\n", "<br>") for text in row["texts"]] for row in own
+    ]
+    return said + markdown([row["model"] for row in own], zip(*shown, strict=True))
+
+
+def full_run(rows: Sequence[Row], throughput: float | None) -> str:
+    """What the paper's OpenWebText run takes on 8 GPUs, from tokens per second on one."""
+    cfg = PRESETS["owt_nrgpt_ff2w_paper"]()
+    tokens = cfg.iterations * cfg.batch * cfg.model.context
+    on_gpu = [row for row in rows if row["gpu"] is not None]
+    speeds = {
+        f"{title}, recipe: {recipe}": statistics.median(row["tokens_per_second"] for row in own)
+        for (title, recipe), own in grouped(on_gpu, "model", "recipe").items()
+    }
+    if throughput is not None:
+        speeds["as given"] = throughput
+    lines = [
+        [name, f"{speed:,.0f}", f"{tokens / speed / GPUS / 3600:,.1f}"]
+        for name, speed in speeds.items()
+    ]
+    machines = ", ".join(sorted({row["gpu"] for row in on_gpu})) or "none here"
+    said = (
+        f"# The full OpenWebText run\n\n{cfg.iterations:,} updates of {cfg.batch} x "
+        f"{cfg.model.context:,} tokens are {tokens / 1e9:.1f}G tokens. Hours on {GPUS} GPUs, each "
+        f"as fast as the one measured ({machines}) and none waiting for another: a lower bound.\n\n"
+        "    torchrun --nproc-per-node 8 -m nrgpt train owt_nrgpt_ff2w\n\n"
+    )
+    return said + markdown(["model", "tokens per second, one GPU", f"hours, {GPUS} GPUs"], lines)
