@@ -126,24 +126,26 @@ def in_processes(packs: list[Pack], processes: int) -> Iterator[Pack]:
     faults = []
     with Interrupt().watching() as interrupt, progress_bar() as bar:
         task = bar.add_task("runs", total=sum(map(len, packs)))
-        while waiting or running:
-            while waiting and len(running) < processes:
-                pack = waiting.pop()
-                running[start(pack)] = pack
-            time.sleep(0.1)
-            if interrupt.received:
-                waiting.clear()
-                for process in running:
-                    process.terminate()
-                    process.wait()
-            for process in [p for p in running if p.poll() is not None]:
-                pack = running.pop(process)
-                bar.update(task, advance=len(pack))
-                if process.returncode == 0:
-                    yield pack
-                elif not interrupt.received:
-                    log = pack[0][1] / "output.txt"
-                    faults.append(f"{pack[0][1].name} ended with {process.returncode}, see {log}")
+        try:
+            while (waiting or running) and not interrupt.received:
+                while waiting and len(running) < processes:
+                    pack = waiting.pop()
+                    running[start(pack)] = pack
+                time.sleep(0.1)
+                for process in [p for p in running if p.poll() is not None]:
+                    pack = running.pop(process)
+                    bar.update(task, advance=len(pack))
+                    if process.returncode == 0:
+                        yield pack
+                    elif process.returncode != INTERRUPTED:
+                        log = pack[0][1] / "output.txt"
+                        said = f"{pack[0][1].name} ended with {process.returncode}, see {log}"
+                        faults.append(said)
+        finally:  # whatever ends us, nobody goes on unwatched
+            for process in running:
+                process.terminate()
+            for process in running:
+                process.wait()
     if interrupt.received:
         message = f"{interrupt.received}: all is saved; run the same command to go on"
         raise TrainingError(message, code=INTERRUPTED)
