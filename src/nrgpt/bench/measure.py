@@ -57,7 +57,7 @@ class Report:
             table.add_column(heading, justify="right", no_wrap=True)
         if any(row.note for row in self.rows):
             table.add_column("note", no_wrap=True)
-        first = self.rows[0].seconds
+        first = self.rows[0].tokens_per_second
         for row in self.rows:
             table.add_row(
                 row.name,
@@ -65,7 +65,7 @@ class Report:
                 f"{digits(row.low)} - {digits(row.high)}",
                 f"{row.tokens_per_second:,.0f}",
                 "" if row.share is None else f"{100 * row.share:.0f} %",
-                f"{first / row.seconds:.2f} x",
+                f"{row.tokens_per_second / first:.2f} x",
                 *([row.note] if len(table.columns) > 6 else []),
             )
         return table
@@ -85,7 +85,7 @@ def compare(
     precision: str,
 ) -> Report:
     """Time all in turns, so that all see the same machine, each for about SECONDS. The speeds in
-    the table are relative to the first."""
+    the table are those of a token, relative to the first."""
     for work in works.values():
         for _ in range(3):
             work.call()
