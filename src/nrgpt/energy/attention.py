@@ -3,13 +3,18 @@
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..cache import Seen
 from ..certificate import Finding, Guarantee
 from ..init import blank
-from ..kernels.attention import attend, attend_kept, logsumexp_among, logsumexp_scores
+from ..kernels.attention import (
+    attend,
+    attend_kept,
+    attend_with_logsumexp,
+    logsumexp_among,
+    logsumexp_scores,
+)
 from .term import EnergyTerm, Readout
 
 if TYPE_CHECKING:
@@ -154,20 +159,3 @@ class AttentionEnergy(EnergyTerm):
         if self.alpha is not None and not bool((self.alpha >= 0).all()):
             return Finding(name, Guarantee.SMALL_STEPS, "not concave: a head lacks alpha >= 0")
         return Finding(name, Guarantee.EVERY_STEP, "concave: minus a logsumexp, alpha >= 0")
-
-
-def attend_with_logsumexp(
-    q: Tensor, k: Tensor, scale: float, *, strict: bool
-) -> tuple[Tensor, Tensor]:
-    """``attend`` and ``logsumexp_scores``, not to be differentiated. On a CPU one kernel knows
-    both, and scores are never written down."""
-    if q.device.type != "cpu" or torch.is_grad_enabled() or q.shape[-2] == 1:
-        on_q = attend(q, k, scale, strict=strict)
-        return on_q, logsumexp_scores(q, k, scale, strict=strict)
-    k = k.expand(-1, q.shape[1], -1, -1)
-    if strict:
-        q, k = q[..., 1:, :], k[..., :-1, :]
-    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    on_q, log_sum = flash(q, k, k, 0.0, True, scale=scale)
-    log_sum = log_sum.to(q.dtype)
-    return (F.pad(on_q, (0, 0, 1, 0)), F.pad(log_sum, (1, 0))) if strict else (on_q, log_sum)

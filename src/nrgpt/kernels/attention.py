@@ -138,6 +138,23 @@ def logsumexp_scores(q: Tensor, k: Tensor, scale: float, *, strict: bool) -> Ten
     return scores.masked_fill(unseen, float("-inf")).logsumexp(-1)
 
 
+def attend_with_logsumexp(
+    q: Tensor, k: Tensor, scale: float, *, strict: bool
+) -> tuple[Tensor, Tensor]:
+    """``attend`` and ``logsumexp_scores``, not to be differentiated. On a CPU one kernel knows
+    both, and scores are never written down."""
+    if q.device.type != "cpu" or torch.is_grad_enabled() or q.shape[-2] == 1:
+        on_q = attend(q, k, scale, strict=strict)
+        return on_q, logsumexp_scores(q, k, scale, strict=strict)
+    k = k.expand(-1, q.shape[1], -1, -1)
+    if strict:
+        q, k = q[..., 1:, :], k[..., :-1, :]
+    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    on_q, log_sum = flash(q, k, k, 0.0, True, scale=scale)
+    log_sum = log_sum.to(q.dtype)
+    return (F.pad(on_q, (0, 0, 1, 0)), F.pad(log_sum, (1, 0))) if strict else (on_q, log_sum)
+
+
 def attend_kept(q: Tensor, kept: Tensor, seen: "Seen", scale: float, *, strict: bool) -> Tensor:
     """Attention of new tokens to those of the kept keys that they may see."""
     if q.shape[2] == 1 and is_fused_without_gradient(q):
