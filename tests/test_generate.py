@@ -63,7 +63,7 @@ def test_the_decoder_for_gpus_says_the_same(block, fields):
     for stops in (set(), {free[1][4]}):
         expected = generate(model, PROMPTS, max_new_tokens=19, cache="none", stop=stops)
         new = [[] for _ in PROMPTS]
-        decoder = GraphedDecoder(model, PROMPTS, "exact", None, None)
+        decoder = GraphedDecoder(model, PROMPTS, "exact", None)
         for tokens in run(decoder, 19, stops, Sampling(), None):
             for row, token in tokens.items():
                 new[row].append(token)
@@ -74,7 +74,7 @@ def test_a_decoder_goes_when_nobody_needs_it():
     """Or the memory of a GPU would wait for Python's garbage collector."""
     gc.disable()
     try:
-        decoder = GraphedDecoder(talkative(), PROMPTS, "exact", None, None)
+        decoder = GraphedDecoder(talkative(), PROMPTS, "exact", None)
         decoder.next_logits()
         seen = weakref.ref(decoder)
         del decoder

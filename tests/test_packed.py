@@ -164,7 +164,7 @@ def test_energies_with_buffers_and_without_readouts(tmp_path, monkeypatch):
     assert found["step"] == 12
     assert "blocks.0.energy.terms.feedforward.direction" in final_weights(tmp_path / "pack")
     model = load_run(tmp_path / "pack").model
-    decoder = GraphedDecoder(model, [[1, 2]], "exact", None, None)
+    decoder = GraphedDecoder(model, [[1, 2]], "exact", None)
     with torch.no_grad():
         decoder.feed(decoder.next_logits().argmax(-1))
         decoder.feed(decoder.next_logits().argmax(-1))

@@ -10,11 +10,9 @@ else in bfloat16. Times measured: the logs beside this file.
 
 from dataclasses import dataclass, replace
 
-import torch
-from torch.utils.flop_counter import FlopCounterMode
-
-from nrgpt import LanguageModel, ModelConfig
+from nrgpt import ModelConfig
 from nrgpt.flops import flops_per_token, rows
+from nrgpt.train.speed import counted_flops_per_token
 
 PRODUCT, COPY = 782e12, 4.3e12
 """Measured: FLOP/s of a large product (737 to 806 in these runs), bytes/s of a large copy."""
@@ -42,16 +40,6 @@ CASES = [
 ]
 
 
-def counted(cfg: ModelConfig) -> float:
-    """Per token, by PyTorch's counter, attention without its mask."""
-    with torch.device("meta"):
-        model = LanguageModel(cfg)
-        idx = torch.zeros(1, cfg.context, dtype=torch.long)
-        with FlopCounterMode(display=False) as counter:
-            model(idx, idx)[1].backward()
-    return counter.get_total_flops() / cfg.context
-
-
 def bytes_per_token(cfg: ModelConfig) -> float:
     """Forward: x, g, z, forces and the update. Backward: z and forces again, and the gradients of
     all of these, each written and read. The head: logits and their gradient."""
@@ -72,7 +60,7 @@ def main() -> None:
         size = bytes_per_token(cfg)
         by_flops, by_bytes = 1e3 * tokens * causal / PRODUCT, 1e3 * tokens * size / COPY
         print(
-            f"| {case.name}, batch {case.batch} | {counted(cfg) / 1e6:.4g} "
+            f"| {case.name}, batch {case.batch} | {counted_flops_per_token(cfg) / 1e6:.4g} "
             f"| {flops_per_token(cfg) / 1e6:.4g} | {causal / 1e6:.4g} | {size / 1e3:.3g} "
             f"| {by_flops:.3g} ms | {by_bytes:.3g} ms | {case.milliseconds:.3g} ms "
             f"| {100 * max(by_flops, by_bytes) / case.milliseconds:.0f} % |"

@@ -30,7 +30,7 @@ def make_decoder(
 ) -> "Decoder":
     """The recorded one on a GPU, if there is a cache and nothing of the user's that might wait."""
     if model.tokens.is_cuda and kind != "none" and not extra:
-        return GraphedDecoder(model, prompts, kind, steps, None)
+        return GraphedDecoder(model, prompts, kind, steps)
     return Decoder(model, prompts, kind, steps, extra)
 
 
@@ -145,9 +145,8 @@ class GraphedDecoder(Decoder):
         prompts: Sequence[Sequence[int]],
         kind: CacheKind,
         steps: int | None,
-        extra: Extra | None,
     ):
-        super().__init__(model, prompts, kind, steps, extra)
+        super().__init__(model, prompts, kind, steps, None)
         if model.cfg.block == "nrgpt":
             with torch.no_grad():
                 self.prepared = [stacked(terms) for terms in self.prepared]

@@ -189,7 +189,7 @@ def generate(device: torch.device, *, compile: bool) -> list[Report]:
         model = model.bfloat16()
     reports = []
     for rows in (1, 64) if is_cuda else (1, 8):
-        prompts = torch.randint(cfg.vocab_size, (rows, cfg.context // 2)).tolist()
+        prompts = torch.randint(cfg.vocab_size, (rows, cfg.context - 128)).tolist()
         works = {}
         for kind in get_args(CacheKind)[::-1]:
             # Some tokens at a time, as in use: on a GPU the next one is begun before one is read.
@@ -222,14 +222,14 @@ def memory(device: torch.device, *, compile: bool) -> list[Report]:
     cfg, batch = large(device)
     batch = 12 if device.type == "cuda" else batch
     works = {}
-    for name, block, recompute in (
-        ("nrgpt", "nrgpt", False),
-        ("nrgpt, steps recomputed", "nrgpt", True),
-        ("gpt", "gpt", False),
-        ("rgpt_parallel", "rgpt_parallel", False),
+    for name, own, recompute in (
+        ("nrgpt", cfg, False),
+        ("nrgpt, steps recomputed", cfg, True),
+        ("gpt", replace(cfg, block="gpt"), False),
+        ("rgpt_parallel", replace(cfg, block="rgpt_parallel"), False),
     ):
         others = torch.cuda.memory_allocated() if device.type == "cuda" else 0
-        model = LanguageModel(replace(cfg, block=block))  # type: ignore[arg-type]
+        model = LanguageModel(own)
         model.checkpoint_steps = recompute
         step = Step(model, batch, device, compile=compile)
         step()

@@ -76,7 +76,6 @@ def trajectory(
     device: Device = "auto",
 ) -> None:
     """Watch tokens on their energy landscapes: figures, numbers and a page to hover over."""
-    import numpy as np
     import torch
 
     from ..dynamics.figures import token_label, write_figures
@@ -96,7 +95,7 @@ def trajectory(
     folder = to or run / "trajectory"
     label = token_label(loaded.tokenizer)
     files = write_figures(seen, folder, label)
-    np.savez_compressed(folder / "trajectory.npz", **seen.arrays())  # type: ignore[arg-type]
+    seen.save(folder / "trajectory.npz")
     title = f"{run.name}, checkpoint at step {loaded.step}"
     write_page(seen, folder / "index.html", label, title=title)
     screen.print(

@@ -7,8 +7,9 @@ where the vocabulary is large: a whole readout at every step, which ``readouts=F
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -99,6 +100,11 @@ class Trajectory:
             for name, tensor in tensors.items()  # NumPy has no bfloat16
         }
         return arrays | {"trained_steps": np.array(self.trained_steps)}
+
+    def save(self, path: Path, names: Collection[str] | None = None) -> None:
+        """Write the arrays, or those of these names, as np.load reads them."""
+        kept = {n: array for n, array in self.arrays().items() if names is None or n in names}
+        np.savez_compressed(path, **kept)  # type: ignore[arg-type]  # allow_pickle is no array
 
 
 def trajectory(

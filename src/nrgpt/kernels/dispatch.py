@@ -83,12 +83,10 @@ def explain(device: torch.device | str, dtype: torch.dtype = torch.bfloat16) -> 
     some = torch.empty(1, 1, FLASH_SIZE + 1, device=device, dtype=dtype)
     fused, why = choose(some)
     lines = [(operation, "Triton" if fused else "plain", why) for operation in OPERATIONS]
-    if is_tiled(some, shared=True):
+    tiled = is_tiled(some, shared=True)
+    if tiled:
         why = f"heads wider than {FLASH_SIZE}, beyond flash kernels, share their keys"
-        lines.append(("attention of full-rank heads", "tiles", why))
-    else:
-        why = "no GPU, or NRGPT_KERNELS=plain"
-        lines.append(("attention of full-rank heads", "plain", why))
+    lines.append(("attention of full-rank heads", "tiles" if tiled else "plain", why))
     return "\n".join(f"{operation:<36} {taken:<7} {why}" for operation, taken, why in lines)
 
 

@@ -61,8 +61,7 @@ def measure(case: Case, run: Path, record: Path) -> Row:
     tokens = torch.from_numpy(loaded.dataset().tokens("val").read(0, length + 1))
     text = tokens.to(loaded.model.tokens.device)[None]
     seen = trajectory(loaded.model.double(), text[:, :-1], text[:, 1:])
-    arrays = {name: array for name, array in seen.arrays().items() if name in KEPT}
-    np.savez_compressed(record / FILE, **arrays)  # type: ignore[arg-type]
+    seen.save(record / FILE, KEPT)
     total = seen.energies["total"][:, 0]
     changes = total.diff(dim=0)
     late = changes[len(changes) // 2 :]

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from ..config import ModelConfig
 from ..flops import flops_per_token, parts_per_step
 from ..model import LanguageModel
 from ..presets import CERTIFIED, MODELS, PRESETS, paper_model
+from ..train.speed import counted_flops_per_token
 from .common import Row, markdown, write_text
 
 SIZES: dict[str, dict[str, int]] = {
@@ -43,18 +43,6 @@ def models(sizes: dict[str, int]) -> dict[str, ModelConfig]:
     }
 
 
-def counted(cfg: ModelConfig) -> float:
-    """Training FLOPs of one token by PyTorch's counter, on a model of shapes alone."""
-    with torch.device("meta"):
-        model = LanguageModel(cfg)
-        idx = torch.zeros(1, cfg.context, dtype=torch.long)
-        with FlopCounterMode(display=False) as counter:
-            _, loss = model(idx, idx)
-            assert loss is not None
-            loss.backward()
-    return counter.get_total_flops() / cfg.context
-
-
 def rows_of(size: str) -> list[Row]:
     rows: list[Row] = []
     for name, cfg in models(SIZES[size]).items():
@@ -77,7 +65,7 @@ def rows_of(size: str) -> list[Row]:
         row["per_parameter"] = row["block"] / row["block_parameters"]
         row["per_parameter_ratio"] = row["per_parameter"] / (rows or [row])[0]["per_parameter"]
         row["parameter_ratio"] = row["block_parameters"] / (rows or [row])[0]["block_parameters"]
-        row["counter"] = counted(cfg) / row["training"]
+        row["counter"] = counted_flops_per_token(cfg) / row["training"]
         rows.append(row)
     return rows
 
