@@ -290,9 +290,11 @@ def test_the_small_shakespeare_claim_is_that_of_its_logs():
 
 def test_flops_are_those_of_the_counter(tmp_path, monkeypatch):
     """(Large ones would take seconds; test_flops.py has more kinds of model.)"""
-    original = flops.counted
+    original = flops.counted_flops_per_token
     monkeypatch.setattr(
-        flops, "counted", lambda c: original(c) if c.width < 128 else flops.flops_per_token(c)
+        flops,
+        "counted_flops_per_token",
+        lambda c: original(c) if c.width < 128 else flops.flops_per_token(c),
     )
     results, page = flops.reproduce(tmp_path)
     rows = [json.loads(line) for line in results.read_text().splitlines()]
