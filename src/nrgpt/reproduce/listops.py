@@ -31,7 +31,7 @@ COLOURS = {"ff1": "C0", "ff1-8d": "C2", "ff2w": "C1", "rgpt-parallel": "black"}
 QUICK: dict[str, Any] = {
     "iterations": 60, "batch": 16, "model.context": 32, "log_every": 20, "eval_every": 60,
     "eval_batches": 2, "save_every": 60, "optimiser.warmup": 10, "data.listops.train": 5_000,
-    "data.listops.validation": 200, "data.listops.test": 50,
+    "data.listops.validation": 200, "data.listops.test": 50, "precision": "fp32",
 }  # fmt: skip
 
 

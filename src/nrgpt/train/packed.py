@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data.shards import TokenStream
+from ..data.shards import TokenStream, to_device
 from ..model import LanguageModel
 from . import checkpoint
 from .config import OptimiserConfig, TrainConfig
@@ -182,7 +182,7 @@ class Pack:
         size, context = self.cfg.batch, self.cfg.model.context
         starts = [stream.starts_of(seed=s, step=step, size=size, context=context) for s in seeds]
         windows = stream.windows(np.concatenate(starts), context + 1)
-        windows = windows.unflatten(0, (len(seeds), size)).to(self.device, non_blocking=True)
+        windows = to_device(windows.unflatten(0, (len(seeds), size)), self.device)
         return windows[..., :-1].contiguous(), windows[..., 1:].contiguous()
 
     def iterate(self) -> Tensor:
@@ -202,7 +202,7 @@ class Pack:
             x,
             y,
             torch.stack(masks) if masks else None,
-            torch.tensor(rates, dtype=torch.float64, device=self.device),
+            to_device(torch.tensor(rates, dtype=torch.float64), self.device),
             steps=steps,
         )
         self.is_fine &= fine
