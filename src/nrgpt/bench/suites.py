@@ -34,7 +34,7 @@ class Step:
     ):
         cfg = model.cfg
         self.model = model.to(device)
-        self.called: Any = torch.compile(self.model) if compile else self.model
+        self.called: Any = torch.compile(self.model, dynamic=False) if compile else self.model
         settings = OptimiserConfig(name=optimiser)
         self.optimisers = make_optimisers(self.model, settings, device)
         text = torch.randint(cfg.vocab_size, (batch, cfg.context + 1), device=device)

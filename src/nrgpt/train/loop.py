@@ -27,7 +27,7 @@ from .faults import DIVERGED, INTERRUPTED, Interrupt, TrainingError, only_proces
 from .optim import make_optimisers, rate_at, set_rate
 from .report import Report, environment
 from .result import write_result
-from .speed import matrix_product_rate, training_flops_per_token
+from .speed import forget_compiled, matrix_product_rate, training_flops_per_token
 
 
 def train(cfg: TrainConfig, run: Path) -> dict[str, Any]:
@@ -128,6 +128,7 @@ class Trainer:
         self.resume()
         compiled: nn.Module = self.model
         if cfg.compile:
+            forget_compiled()
             compiled = torch.compile(self.model)  # type: ignore[assignment]
         self.parallel = compiled if is_sharded else replicate(compiled, where)
         self.report = Report(run, cfg, self.step, quiet=not where.is_first)

@@ -23,7 +23,7 @@ from ..model import LanguageModel
 from .config import OptimiserConfig
 from .optim import is_weight_matrix
 from .packed_optim import PackedOptimiser
-from .speed import compile_model
+from .speed import compile_model, forget_compiled
 
 BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """All but cuDNN's, for which a compiler sees an output under vmap that is not there."""
@@ -70,11 +70,12 @@ class PackedStep:
                 named[0][name].data = value[0].detach()
         self.optimise: Callable[..., Tensor] = self.optimiser.step
         if compile:
-            self.optimise = torch.compile(self.optimise, dynamic=False)
             if len(models) > 1:
+                forget_compiled()
                 self.losses = torch.compile(self.losses, dynamic=False)
             else:
                 compile_model(self.model)
+            self.optimise = torch.compile(self.optimise, dynamic=False)
         self.updated: Callable[..., tuple[Tensor, Tensor]] = self.update
         self.estimated: Callable[..., Tensor] = self.estimate
         if graph:

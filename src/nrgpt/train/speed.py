@@ -56,7 +56,14 @@ DEEP = 24
 def compile_model(model: LanguageModel) -> None:
     """Compile in place: the whole model, all steps unrolled, or one step of a deep one, since
     compiling takes as long as there are steps."""
+    forget_compiled()
     if model.cfg.steps <= DEEP or len(model.blocks) > 1:
-        model.compile()
+        model.compile(dynamic=False)
         return
     model.blocks[0].compile()
+
+
+def forget_compiled() -> None:
+    """What a process compiled before counts against a limit, beyond which nothing is compiled; and
+    after a model of one batch, one of another would be compiled for any, which is slower."""
+    torch.compiler.reset()
