@@ -16,7 +16,9 @@ from nrgpt.generate import generate
 from nrgpt.kernels import dispatch
 from nrgpt.kernels.attention import attend
 from nrgpt.kernels.feedforward import (
+    feedforward,
     pair_force,
+    plain_feedforward,
     plain_pair_force,
     plain_square_force,
     square_force,
@@ -50,6 +52,93 @@ def test_forces(fused, plain, activation, tokens, dtype):
     (found,) = torch.autograd.grad(found, z, up)
     (expected,) = torch.autograd.grad(expected, exact, up.double())
     assert relative(found.double(), expected) < LARGEST[dtype]
+
+
+def feedforward_inputs(tokens, width, hidden, *, pair, bias, runs=()):
+    """g, R, bias and write in bfloat16, as what a step makes of a model's weights."""
+    rows = 2 * hidden if pair else hidden
+    shapes = [(tokens, width), (rows, width), (rows,) if bias else None, (width, rows)]
+    scales = [1, width**-0.5, 1, rows**-0.5]
+    return [
+        None
+        if shape is None
+        else (scale * torch.randn(*runs, *shape, device="cuda")).bfloat16().requires_grad_()
+        for shape, scale in zip(shapes, scales, strict=True)
+    ]
+
+
+def compare_with_float64(fused, plain, inputs, most=LARGEST[torch.bfloat16]):
+    """Results and all gradients of two functions of the same inputs, some of which are None."""
+    exact = [None if x is None else x.detach().double().requires_grad_() for x in inputs]
+    found, expected = fused(*inputs), plain(*exact)
+    assert relative(found.double(), expected) < most
+    up = torch.randn_like(found)
+    for ours, theirs in zip(
+        torch.autograd.grad(found, [x for x in inputs if x is not None], up),
+        torch.autograd.grad(expected, [x for x in exact if x is not None], up.double()),
+        strict=True,
+    ):
+        assert relative(ours.double(), theirs) < most
+
+
+@pytest.mark.parametrize("keeps_hidden", [False, True])
+@pytest.mark.parametrize("pair", [True, False])
+@pytest.mark.parametrize(
+    ("tokens", "width", "hidden", "bias", "activation"),
+    [
+        (63, 24, 145, True, "gelu"),
+        (145, 64, 256, False, "gelu_tanh"),
+        (1000, 100, 145, True, "relu"),
+        (1000, 128, 512, False, "gelu"),
+        (145, 128, 145, True, "gelu_tanh"),
+    ],
+)
+def test_feedforward(tokens, width, hidden, bias, activation, pair, keeps_hidden, monkeypatch):
+    from nrgpt.kernels import triton_feedforward
+
+    monkeypatch.setattr(triton_feedforward, "KEEPS_HIDDEN", keeps_hidden)
+    inputs = feedforward_inputs(tokens, width, hidden, pair=pair, bias=bias)
+    assert dispatch.choose_feedforward(inputs[0]).fused
+    compare_with_float64(
+        lambda g, R, b, write: feedforward(g, R, b, write, None, activation, pair=pair),
+        lambda g, R, b, write: plain_feedforward(g, R, b, write, activation, pair),
+        inputs,
+    )
+
+
+@pytest.mark.parametrize("keeps_hidden", [False, True])
+@pytest.mark.parametrize("pair", [True, False])
+@pytest.mark.parametrize(
+    ("tokens", "width", "hidden", "bias"), [(63, 24, 145, True), (1000, 64, 256, False)]
+)
+def test_packed_feedforward(tokens, width, hidden, bias, pair, keeps_hidden, monkeypatch):
+    from nrgpt.kernels import triton_feedforward
+
+    monkeypatch.setattr(triton_feedforward, "KEEPS_HIDDEN", keeps_hidden)
+    inputs = feedforward_inputs(tokens, width, hidden, pair=pair, bias=bias, runs=(3,))
+    dims = (0, 0, 0 if bias else None, 0)
+
+    def fused(g, R, b, write):
+        return feedforward(g, R, b, write, None, "gelu", pair=pair)
+
+    def plain(g, R, b, write):
+        return plain_feedforward(g, R, b, write, "gelu", pair)
+
+    with dispatch.packed():
+        compare_with_float64(torch.vmap(fused, dims), torch.vmap(plain, dims), inputs)
+
+
+def test_feedforward_can_be_differentiated_again():
+    inputs = feedforward_inputs(63, 24, 20, pair=True, bias=True)
+    second = []
+    for function in (
+        lambda *x: feedforward(*x, None, "gelu", pair=True),
+        lambda *x: plain_feedforward(*x, "gelu", True),
+    ):
+        first = torch.autograd.grad(function(*inputs).sum(), inputs, create_graph=True)
+        second.append(torch.autograd.grad(sum(x.square().sum() for x in first), inputs))
+    for ours, theirs in zip(*second, strict=True):
+        assert relative(ours, theirs) < 5e-2
 
 
 def test_forces_can_be_differentiated_again():
@@ -160,6 +249,37 @@ def test_gradients_with_the_faster_kernels(fields, autocast, monkeypatch):
         assert relative(ours, theirs) < (5e-2 if autocast else 1e-3)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"width": 64, "rate": "free", "bias": True, "feedforward_scale": True},
+        {"width": 100, "feedforward": "ff1", "bias": True},
+        {"width": 128},
+    ],
+    ids=str,
+)
+def test_gradients_of_a_small_model(fields, compiled, monkeypatch):
+    """Narrow enough for the feed-forward part to be one kernel, against the model without it."""
+    torch._dynamo.reset()
+    model = LanguageModel(ModelConfig(vocab_size=17, context=145, heads=2, steps=3, **fields))
+    model.cuda()
+    text = torch.randint(17, (7, 146), device="cuda")
+    gradients = []
+    for kernels in ("", "plain"):
+        monkeypatch.setenv("NRGPT_KERNELS", kernels)
+        is_compiled = compiled and not kernels
+        forward = torch.compile(model, fullgraph=True) if is_compiled else model
+        model.zero_grad()
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            assert dispatch.choose_feedforward(model.tokens).fused == (not kernels)
+            _, loss = forward(text[:, :-1], text[:, 1:], want_logits=False)
+        loss.backward()
+        gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+    for ours, theirs in zip(*gradients, strict=True):
+        assert relative(ours, theirs) < 5e-2
+
+
 SMALL = ModelConfig(vocab_size=17, context=64, width=32, heads=2, steps=3, hidden_factor=2)
 
 
@@ -179,6 +299,30 @@ def test_a_recorded_update_is_the_same_update(block, optimiser):
         assert (losses[0] - losses[1]).abs().max() < 1e-4
     for name, weight in plain.weights.items():
         assert relative(recorded.weights[name], weight) < 1e-3, name
+
+
+@pytest.mark.parametrize("runs", [1, 2])
+@pytest.mark.parametrize("compile", [False, True])
+def test_a_recorded_update_in_bfloat16(compile, runs):
+    settings = [OptimiserConfig(lr=1e-3 * (1 + run)) for run in range(runs)]
+    models = [LanguageModel(SMALL).cuda() for _ in settings]
+    losses = []
+    for options in ({}, {"graph": True, "compile": compile}):
+        torch._dynamo.reset()
+        step = PackedStep(
+            copy.deepcopy(models),
+            settings,
+            precision=lambda: torch.autocast("cuda", dtype=torch.bfloat16),
+            **options,
+        )
+        torch.manual_seed(0)
+        for _ in range(8):
+            text = torch.randint(17, (runs, 4, 65), device="cuda")
+            rates = torch.ones(runs, dtype=torch.float64, device="cuda")
+            found, fine = step(text[..., :-1], text[..., 1:], None, rates)
+            assert fine.all()
+        losses.append(found)
+    assert (losses[0] - losses[1]).abs().max() < 1e-2
 
 
 def talkative(**fields):

@@ -117,8 +117,12 @@ class EnergyBlock(nn.Module):
         g = self.norm(x)
         update = torch.zeros_like(x)
         for slot, (term, readout, write, field) in enumerate(prepared):
-            force = self.force(term, read(readout, g), g, t, slot, cache)
-            update = update + F.linear(force, write, field)
+            if cache is None:
+                term.at_step(t)
+                update = update + term.update(g, readout, write, field)
+            else:
+                force = self.force(term, read(readout, g), g, t, slot, cache)
+                update = update + F.linear(force, write, field)
         return self.rate.apply_step(update, t, x, self.norm)
 
     def stacked_force(self, x: Tensor, t: int, prepared: Stacked, cache: Cache | None) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..certificate import Finding, Guarantee
 from ..init import blank
-from ..kernels.feedforward import pair_force, square_force
+from ..kernels.feedforward import feedforward, pair_force, square_force
 from ..kernels.pointwise import ACTIVATIONS, POTENTIALS
 from .term import EnergyTerm, Readout
 
@@ -34,6 +34,14 @@ class FeedForwardEnergy(EnergyTerm):
         if self.feedforward_scale is None:
             return value
         return self.feedforward_scale.to(value.dtype) * value
+
+    def update_by(
+        self, g: Tensor, readout: Readout, write: Tensor, field: Tensor | None, *, pair: bool
+    ) -> Tensor:
+        """``update`` by a kernel that knows the force. The scale goes into the way back."""
+        R, b, _ = readout
+        assert R is not None
+        return feedforward(g, R, b, self.scaled(write), field, self.activation, pair=pair)
 
     def finding(self, is_concave: bool, because: str) -> Finding:
         name = type(self).__name__
@@ -66,6 +74,11 @@ class FF1(FeedForwardEnergy):
 
     def force(self, z: Tensor, keys: Tensor | None) -> Tensor:
         return self.scaled(square_force(z, self.activation))
+
+    def update(self, g: Tensor, readout: Readout, write: Tensor, field: Tensor | None) -> Tensor:
+        if type(self).force is not FF1.force:  # a subclass with a force of its own
+            return super().update(g, readout, write, field)
+        return self.update_by(g, readout, write, field, pair=False)
 
     def guarantee(self) -> Finding:
         if self.is_convex:
@@ -104,6 +117,11 @@ class FF2W(FeedForwardEnergy):
 
     def force(self, z: Tensor, keys: Tensor | None) -> Tensor:
         return self.scaled(pair_force(z, self.activation))
+
+    def update(self, g: Tensor, readout: Readout, write: Tensor, field: Tensor | None) -> Tensor:
+        if type(self).force is not FF2W.force:  # a subclass with a force of its own
+            return super().update(g, readout, write, field)
+        return self.update_by(g, readout, write, field, pair=True)
 
     def guarantee(self) -> Finding:
         return self.finding(False, "a product of two read-outs is not concave")

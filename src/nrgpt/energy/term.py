@@ -27,6 +27,7 @@ from abc import ABC, abstractmethod
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..cache import Seen
@@ -39,6 +40,15 @@ class Readout(NamedTuple):
     weight: Tensor | None = None  # R, (m, D)
     bias: Tensor | None = None  # b, (m,)
     field: Tensor | None = None  # h, (D,)
+
+
+def read(readout: Readout, g: Tensor) -> Tensor:
+    """z of g."""
+    if readout.weight is not None:
+        return F.linear(g, readout.weight, readout.bias)
+    if readout.bias is not None:
+        raise ValueError("a Readout with a bias needs a weight; add the bias inside energy()")
+    return g
 
 
 class EnergyTerm(nn.Module, ABC):
@@ -97,6 +107,13 @@ class EnergyTerm(nn.Module, ABC):
 
     def bare_force_among(self, z: Tensor, keys: Tensor, kept: Tensor, seen: Seen) -> Tensor:
         return self.force_among(z, keys, kept, seen)
+
+    def update(self, g: Tensor, readout: Readout, write: Tensor, field: Tensor | None) -> Tensor:
+        """What the term adds to x in one step, shape (batch, tokens, D): the bare force, written
+        back by ``write`` (D, written rows), and the field. Worth writing where one kernel does it
+        all; it must not differ from this one."""
+        z = read(readout, g)
+        return F.linear(self.bare_force(z, self.keys(z, g)), write, field)
 
     def energy_among(self, z: Tensor, keys: Tensor, kept: Tensor, seen: Seen) -> Tensor:
         """``energy`` of tokens among kept keys, as ``force_among``."""

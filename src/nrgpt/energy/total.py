@@ -3,10 +3,9 @@
 from collections.abc import Iterator, Mapping
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .term import EnergyTerm, Readout
+from .term import EnergyTerm, read
 
 Extra = Mapping[str, EnergyTerm]
 
@@ -59,12 +58,3 @@ class TotalEnergy(nn.Module):
             force = force if R is None else force @ R[: term.written]
             forces[name] = force if h is None else force + h
         return forces
-
-
-def read(readout: Readout, g: Tensor) -> Tensor:
-    """z of g."""
-    if readout.weight is not None:
-        return F.linear(g, readout.weight, readout.bias)
-    if readout.bias is not None:
-        raise ValueError("a Readout with a bias needs a weight; add the bias inside energy()")
-    return g

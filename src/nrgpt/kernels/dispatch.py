@@ -16,6 +16,8 @@ from torch import Tensor
 
 FLASH_SIZE = 256
 """Flash kernels take heads up to this wide."""
+FUSED_WIDTH = 128
+"""Up to this wide, the feed-forward part of a step is one kernel."""
 PRECISIONS = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -66,6 +68,22 @@ def choose(tensor: Tensor, *, batches: bool = False) -> Choice:
     return Choice(True, "on CUDA")
 
 
+def choose_feedforward(g: Tensor) -> Choice:
+    """For a kernel that goes from g to what the feed-forward part writes."""
+    choice = choose(g, batches=True)
+    if not choice.fused:
+        return choice
+    is_mixed = torch.is_autocast_enabled("cuda")
+    precision = torch.get_autocast_dtype("cuda") if is_mixed else g.dtype
+    if precision != torch.bfloat16:
+        return Choice(False, f"the kernel computes in bfloat16, and this is {precision}")
+    if g.shape[-1] > FUSED_WIDTH:
+        return Choice(False, f"wider than {FUSED_WIDTH}, products cost more than what is saved")
+    if torch.cuda.get_device_properties(g.device).major not in (9, 10):
+        return Choice(False, "its blocks ask for the shared memory of a Hopper or Blackwell chip")
+    return choice
+
+
 def is_fused_without_gradient(tensor: Tensor) -> bool:
     """For kernels that have no backward pass."""
     return not tensor.requires_grad and choose(tensor).fused
@@ -83,6 +101,10 @@ def explain(device: torch.device | str, dtype: torch.dtype = torch.bfloat16) -> 
     some = torch.empty(1, 1, FLASH_SIZE + 1, device=device, dtype=dtype)
     fused, why = choose(some)
     lines = [(operation, "Triton" if fused else "plain", why) for operation in OPERATIONS]
+    fused, why = choose_feedforward(some[..., :FUSED_WIDTH])
+    operation = f"feed-forward part, width <= {FUSED_WIDTH}"
+    lines.append((operation, "Triton" if fused else "plain", why))
+    fused, why = choose(some)
     tiled = is_tiled(some, shared=True)
     if tiled:
         why = f"heads wider than {FLASH_SIZE}, beyond flash kernels, share their keys"

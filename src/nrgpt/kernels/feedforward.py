@@ -5,12 +5,17 @@
 
 Their backward passes ask for sigma''. PyTorch has a kernel for each factor; here one kernel reads z
 once and writes the result once.
+
+``feedforward`` is all that a step asks of such an energy, the products before and after the force
+included. In small models the hidden layer's way to memory and back costs more than the products: a
+kernel that never writes it down is chosen there.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from .dispatch import choose
+from .dispatch import choose, choose_feedforward
 from .pointwise import ACTIVATIONS
 
 
@@ -39,3 +44,33 @@ def square_force(z: Tensor, activation: str) -> Tensor:
     from .triton_kernels import force
 
     return force(z, activation, False)
+
+
+def plain_feedforward(
+    g: Tensor, R: Tensor, bias: Tensor | None, write: Tensor, activation: str, pair: bool
+) -> Tensor:
+    force = plain_pair_force if pair else plain_square_force
+    return F.linear(force(F.linear(g, R, bias), activation), write)
+
+
+def feedforward(
+    g: Tensor,
+    R: Tensor,
+    bias: Tensor | None,
+    write: Tensor,
+    field: Tensor | None,
+    activation: str,
+    *,
+    pair: bool,
+) -> Tensor:
+    """write force(R g + bias) + field, for g of shape (..., tokens, D)."""
+    if not choose_feedforward(g).fused:
+        force = pair_force if pair else square_force
+        return F.linear(force(F.linear(g, R, bias), activation), write, field)
+    from .triton_feedforward import feedforward as fused
+
+    one_run = (g.reshape(1, -1, g.shape[-1]), R[None], write.mT.contiguous()[None])
+    g_, R_, back = (x.to(torch.bfloat16) for x in one_run)
+    bias_ = None if bias is None else bias[None].to(torch.bfloat16)
+    out = fused(g_, R_, bias_, back, activation, pair).view(g.shape)
+    return out if field is None else out + field.to(out.dtype)
