@@ -81,7 +81,6 @@ def compare_with_float64(fused, plain, inputs, most=LARGEST[torch.bfloat16]):
         assert relative(ours.double(), theirs) < most
 
 
-@pytest.mark.parametrize("keeps_hidden", [False, True])
 @pytest.mark.parametrize("pair", [True, False])
 @pytest.mark.parametrize(
     ("tokens", "width", "hidden", "bias", "activation"),
@@ -93,10 +92,7 @@ def compare_with_float64(fused, plain, inputs, most=LARGEST[torch.bfloat16]):
         (145, 128, 145, True, "gelu_tanh"),
     ],
 )
-def test_feedforward(tokens, width, hidden, bias, activation, pair, keeps_hidden, monkeypatch):
-    from nrgpt.kernels import triton_feedforward
-
-    monkeypatch.setattr(triton_feedforward, "KEEPS_HIDDEN", keeps_hidden)
+def test_feedforward(tokens, width, hidden, bias, activation, pair):
     inputs = feedforward_inputs(tokens, width, hidden, pair=pair, bias=bias)
     assert dispatch.choose_feedforward(inputs[0]).fused
     compare_with_float64(
@@ -106,15 +102,11 @@ def test_feedforward(tokens, width, hidden, bias, activation, pair, keeps_hidden
     )
 
 
-@pytest.mark.parametrize("keeps_hidden", [False, True])
 @pytest.mark.parametrize("pair", [True, False])
 @pytest.mark.parametrize(
     ("tokens", "width", "hidden", "bias"), [(63, 24, 145, True), (1000, 64, 256, False)]
 )
-def test_packed_feedforward(tokens, width, hidden, bias, pair, keeps_hidden, monkeypatch):
-    from nrgpt.kernels import triton_feedforward
-
-    monkeypatch.setattr(triton_feedforward, "KEEPS_HIDDEN", keeps_hidden)
+def test_packed_feedforward(tokens, width, hidden, bias, pair):
     inputs = feedforward_inputs(tokens, width, hidden, pair=pair, bias=bias, runs=(3,))
     dims = (0, 0, 0 if bias else None, 0)
 

@@ -50,11 +50,12 @@ class Run:
         return tokenizer.decode(tokens)
 
 
-def load_run(folder: Path, step: int | None = None, *, device: str = "cpu") -> Run:
+def load_run(folder: Path | str, step: int | None = None, *, device: str = "cpu") -> Run:
     """The model of a run at its best checkpoint, or at a given step, without its optimiser.
 
     Where the best one is gone or damaged, it is the newest that can be used.
     """
+    folder = Path(folder)
     config = folder / "config.json"
     if not config.is_file():
         raise FileNotFoundError(f"{folder} is not a run: there is no {config}")

@@ -3,9 +3,13 @@
 ``dispatch`` has chosen them.
 
 Nothing as wide as the hidden layer is written in the forward pass: each program holds some tokens
-and goes through the hidden units block by block. The backward pass computes z again. All tensors
-begin with an axis of runs, (runs, tokens, D) and (runs, rows of R, D), so that packed runs share
-one launch. ``back`` is the transpose of the way back: as R, a row of length D for each row of z.
+and goes through the hidden units block by block. The backward pass computes z again, and writes the
+force and the gradient of z once, for ordinary products to make the weights' gradients of. (A kernel
+that computed those too, and wrote nothing, was slower.)
+
+All tensors begin with an axis of runs, (runs, tokens, D) and (runs, rows of R, D), so that packed
+runs share one launch. ``back`` is the transpose of the way back: as R, a row of length D for each
+row of z.
 """
 
 from typing import Any, NamedTuple
@@ -26,18 +30,9 @@ class Blocks(NamedTuple):
     stages: int
 
 
-FORWARD = {32: Blocks(64, 64, 4, 3), 64: Blocks(64, 64, 4, 3), 128: Blocks(128, 64, 8, 2)}
-BACKWARD = {32: Blocks(64, 64, 4, 3), 64: Blocks(64, 32, 4, 3), 128: Blocks(128, 32, 8, 2)}
-WEIGHTS = {32: Blocks(64, 64, 8, 3), 64: Blocks(32, 128, 8, 3), 128: Blocks(32, 128, 8, 3)}
-"""Block sizes of the three kernels by width, rounded up: as large as registers allow."""
-KEEPS_HIDDEN = False
-"""Whether the backward pass writes down the force and the gradient of z, for ordinary products to
-make the gradients of the weights of; else a third kernel computes them once more."""
-TOGETHER = 64
-"""Up to this width, one launch of the third kernel makes the gradients of R and of back. Beyond,
-their sums would not fit into registers."""
-PROGRAMS = 132
-"""How many programs fill the chip: its multiprocessors."""
+FORWARD = {32: Blocks(64, 32, 4, 3), 64: Blocks(64, 32, 4, 3), 128: Blocks(64, 32, 4, 3)}
+BACKWARD = {32: Blocks(64, 32, 4, 3), 64: Blocks(64, 32, 4, 3), 128: Blocks(64, 32, 4, 2)}
+"""Block sizes of the two kernels by width, rounded up: the fastest of those tried on an H200."""
 
 
 @triton.jit
@@ -107,11 +102,10 @@ def forward_kernel(
 def backward_kernel(
     g_at, R_at, bias_at, back_at, up_at, dg_at, f_at, dz_at, tokens, width, hidden,
     g_run, g_row, R_run, R_row, bias_run, back_run, back_row, up_run, up_row,
-    KIND: tl.constexpr, PAIR: tl.constexpr, BIAS: tl.constexpr, KEEP: tl.constexpr,
+    KIND: tl.constexpr, PAIR: tl.constexpr, BIAS: tl.constexpr,
     TOKENS: tl.constexpr, HIDDEN: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of g. One program: some tokens of one run. With KEEP, the force and the gradient
-    of z are written down as well."""
+    """The gradient of g, the force, and the gradient of z. One program: some tokens of one run."""
     first, run = tl.program_id(0).to(tl.int64) * TOKENS, tl.program_id(1).to(tl.int64)
     R_1, back_1, bias_1 = R_at + run * R_run, back_at + run * back_run, bias_at + run * bias_run
     R_2, back_2, bias_2 = R_1 + hidden * R_row, back_1 + hidden * back_row, bias_1 + hidden
@@ -137,90 +131,14 @@ def backward_kernel(
         dg = tl.dot(dz_1.to(g.dtype), rows_1, dg)
         if PAIR:
             dg = tl.dot(dz_2.to(g.dtype), rows_2, dg)
-        if KEEP:
-            left = hidden - unit
-            store_rows(f_at + unit, f_1, first, tokens, kept_row, left, TOKENS, HIDDEN)
-            store_rows(dz_at + unit, dz_1, first, tokens, kept_row, left, TOKENS, HIDDEN)
-            if PAIR:
-                place = hidden + unit
-                store_rows(f_at + place, f_2, first, tokens, kept_row, left, TOKENS, HIDDEN)
-                store_rows(dz_at + place, dz_2, first, tokens, kept_row, left, TOKENS, HIDDEN)
+        left = hidden - unit
+        store_rows(f_at + unit, f_1, first, tokens, kept_row, left, TOKENS, HIDDEN)
+        store_rows(dz_at + unit, dz_1, first, tokens, kept_row, left, TOKENS, HIDDEN)
+        if PAIR:
+            place = hidden + unit
+            store_rows(f_at + place, f_2, first, tokens, kept_row, left, TOKENS, HIDDEN)
+            store_rows(dz_at + place, dz_2, first, tokens, kept_row, left, TOKENS, HIDDEN)
     store_rows(dg_at + run * tokens * width, dg, first, tokens, width, width, TOKENS, WIDTH)
-
-
-@triton.jit
-def weights_kernel(
-    g_at, R_at, bias_at, back_at, up_at, dR_at, dback_at, dbias_at, tokens, width, hidden,
-    g_run, g_row, R_run, R_row, bias_run, back_run, back_row, up_run, up_row,
-    part_tokens, part_stride, OF_R: tl.constexpr, OF_BACK: tl.constexpr,
-    KIND: tl.constexpr, PAIR: tl.constexpr, BIAS: tl.constexpr,
-    TOKENS: tl.constexpr, HIDDEN: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
-    """The gradients of R and the bias, or of back, or all. One program: some hidden units of one
-    run, and one part of the tokens. Units are rows here, tokens columns, as the last products want
-    them."""
-    unit, part = tl.program_id(0) * HIDDEN, tl.program_id(1).to(tl.int64)
-    run = tl.program_id(2).to(tl.int64)
-    R_1, back_1, bias_1 = R_at + run * R_run, back_at + run * back_run, bias_at + run * bias_run
-    R_2, back_2, bias_2 = R_1 + hidden * R_row, back_1 + hidden * back_row, bias_1 + hidden
-    rows_1 = load_rows(R_1, unit, hidden, R_row, width, HIDDEN, WIDTH)
-    back_rows_1 = load_rows(back_1, unit, hidden, back_row, width, HIDDEN, WIDTH)
-    b_1 = load_bias(bias_1, unit, hidden, HIDDEN, BIAS)
-    dR_1 = tl.zeros([HIDDEN, WIDTH], tl.float32)
-    dback_1 = tl.zeros([HIDDEN, WIDTH], tl.float32)
-    db_1 = tl.zeros([HIDDEN], tl.float32)
-    rows_2, back_rows_2, b_2 = rows_1, back_rows_1, b_1
-    dR_2, dback_2, db_2 = dR_1, dback_1, db_1
-    if PAIR:
-        rows_2 = load_rows(R_2, unit, hidden, R_row, width, HIDDEN, WIDTH)
-        back_rows_2 = load_rows(back_2, unit, hidden, back_row, width, HIDDEN, WIDTH)
-        b_2 = load_bias(bias_2, unit, hidden, HIDDEN, BIAS)
-    g_at += run * g_run + part * part_tokens * g_row
-    up_at += run * up_run + part * part_tokens * up_row
-    mine = tl.minimum(part_tokens, tokens - tl.program_id(1) * part_tokens)
-    for token in range(0, mine, TOKENS):
-        g = load_rows(g_at, token, mine, g_row, width, TOKENS, WIDTH)
-        up = load_rows(up_at, token, mine, up_row, width, TOKENS, WIDTH)
-        z_1 = tl.dot(rows_1, tl.trans(g)) + b_1[:, None]
-        z_2 = z_1
-        if PAIR:
-            z_2 = tl.dot(rows_2, tl.trans(g)) + b_2[:, None]
-        up_1, up_2 = z_1, z_2
-        if OF_R:
-            up_1 = tl.dot(back_rows_1, tl.trans(up))
-            if PAIR:
-                up_2 = tl.dot(back_rows_2, tl.trans(up))
-        f_1, f_2, dz_1, dz_2 = forces_and_slopes(z_1, z_2, up_1, up_2, KIND, PAIR)
-        if OF_BACK:
-            dback_1 = tl.dot(f_1.to(g.dtype), up, dback_1)
-            if PAIR:
-                dback_2 = tl.dot(f_2.to(g.dtype), up, dback_2)
-        if OF_R:
-            dR_1 = tl.dot(dz_1.to(g.dtype), g, dR_1)
-            if PAIR:
-                dR_2 = tl.dot(dz_2.to(g.dtype), g, dR_2)
-            if BIAS:
-                db_1 += tl.sum(dz_1, 1)
-                if PAIR:
-                    db_2 += tl.sum(dz_2, 1)
-    rows = 2 * hidden if PAIR else hidden
-    place = part * part_stride + run * rows * width
-    if OF_BACK:
-        store_rows(dback_at + place, dback_1, unit, hidden, width, width, HIDDEN, WIDTH)
-        if PAIR:
-            half = place + hidden * width
-            store_rows(dback_at + half, dback_2, unit, hidden, width, width, HIDDEN, WIDTH)
-    if OF_R:
-        store_rows(dR_at + place, dR_1, unit, hidden, width, width, HIDDEN, WIDTH)
-        if PAIR:
-            half = place + hidden * width
-            store_rows(dR_at + half, dR_2, unit, hidden, width, width, HIDDEN, WIDTH)
-        if BIAS:
-            number = unit + tl.arange(0, HIDDEN)
-            dbias_at += (part * tl.num_programs(2) + run) * rows + number
-            tl.store(dbias_at, db_1, mask=number < hidden)
-            if PAIR:
-                tl.store(dbias_at + hidden, db_2, mask=number < hidden)
 
 
 class Problem(NamedTuple):
@@ -284,59 +202,30 @@ def launch_forward(problem: Problem) -> Tensor:
     return out
 
 
-def launch_backward(
-    problem: Problem, upstream: Tensor, *, keep: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradient of g and, to ``keep``, the force and the gradient of z, (runs, tokens, rows)."""
+def launch_backward(problem: Problem, upstream: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradient of g, the force, and the gradient of z, (runs, tokens, rows)."""
     runs, tokens, _ = problem.g.shape
     blocks = problem.blocks(BACKWARD)
     dg = torch.empty(problem.g.shape, dtype=problem.g.dtype, device=problem.g.device)
-    f = dz = dg
-    if keep:
-        f = dg.new_empty(runs, tokens, problem.R.shape[1])
-        dz = torch.empty_like(f)
+    f = dg.new_empty(runs, tokens, problem.R.shape[1])
+    dz = torch.empty_like(f)
     backward_kernel[(triton.cdiv(tokens, blocks.tokens), runs)](
         *problem.tensors(), upstream, dg, f, dz,
         *problem.sizes_and_strides(), upstream.stride(0), upstream.stride(1),
-        KEEP=keep, **problem.options(blocks),
+        **problem.options(blocks),
     )  # fmt: skip
     return dg, f, dz
 
 
-def launch_weights(problem: Problem, upstream: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of R and back, (2, runs, rows, D), and of the bias."""
-    runs, tokens, width = problem.g.shape
-    rows = problem.R.shape[1]
-    blocks = problem.blocks(WEIGHTS)
-    units = triton.cdiv(problem.hidden, blocks.hidden)
-    parts = max(1, PROGRAMS // (units * runs))
-    part_tokens = triton.cdiv(triton.cdiv(tokens, parts), blocks.tokens) * blocks.tokens
-    parts = triton.cdiv(tokens, part_tokens)
-    partial_sums = torch.float32 if parts > 1 else problem.g.dtype
-    dweights = problem.g.new_empty(parts, 2, runs, rows, width, dtype=partial_sums)
-    dbias = problem.g.new_empty(
-        parts, runs, 0 if problem.bias is None else rows, dtype=partial_sums
-    )
-    for of_R, of_back in ((True, True),) if width <= TOGETHER else ((True, False), (False, True)):
-        weights_kernel[(units, parts, runs)](
-            *problem.tensors(), upstream, dweights[0, 0], dweights[0, 1], dbias,
-            *problem.sizes_and_strides(), upstream.stride(0), upstream.stride(1),
-            part_tokens, dweights.stride(0), OF_R=of_R, OF_BACK=of_back, **problem.options(blocks),
-        )  # fmt: skip
-    if parts == 1:
-        return dweights[0], dbias[0]
-    return dweights.sum(0).to(problem.g.dtype), dbias.sum(0).to(problem.g.dtype)
-
-
-def products_of_kept(
-    problem: Problem, upstream: Tensor, f: Tensor, dz: Tensor
-) -> tuple[Tensor, Tensor]:
-    """What ``launch_weights`` returns, from what ``launch_backward`` kept."""
-    runs, rows, width = problem.R.shape
-    dweights = f.new_empty(2, runs, rows, width)
-    torch.bmm(dz.mT, problem.g, out=dweights[0])
-    torch.bmm(f.mT, upstream, out=dweights[1])
-    return dweights, dz.new_empty(runs, 0) if problem.bias is None else dz.sum(1)
+def weight_gradients(problem: Problem, upstream: Tensor, f: Tensor, dz: Tensor) -> Tensor:
+    """The gradients of R and back, (2, runs, rows, D)."""
+    dweights = f.new_empty(2, *problem.R.shape)
+    for out, left, right in ((dweights[0], dz, problem.g), (dweights[1], f, upstream)):
+        if len(left) == 1:  # where the library splits the long sum over tokens
+            torch.mm(left[0].mT, right[0], out=out[0])
+        else:
+            torch.bmm(left.mT, right, out=out)
+    return dweights
 
 
 @torch.library.custom_op("nrgpt::feedforward", mutates_args=())
@@ -360,10 +249,9 @@ def feedforward_backward(
     """The gradients of g, of R and back in one tensor, and of the bias (of no size, if none)."""
     problem = make_problem(g, R, bias, back, activation, pair)
     upstream = in_rows(upstream)
-    dg, f, dz = launch_backward(problem, upstream, keep=KEEPS_HIDDEN)
-    if KEEPS_HIDDEN:
-        return dg, *products_of_kept(problem, upstream, f, dz)
-    return dg, *launch_weights(problem, upstream)
+    dg, f, dz = launch_backward(problem, upstream)
+    dbias = dz.new_empty(len(dz), 0) if bias is None else dz.sum(1)
+    return dg, weight_gradients(problem, upstream, f, dz), dbias
 
 
 @feedforward.register_fake
