@@ -129,23 +129,34 @@ class EnergyBlock(nn.Module):
         """The forces of all terms side by side."""
         g = self.norm(x)
         zs = F.linear(g, prepared.read, prepared.bias).split(prepared.sizes, dim=-1)
-        return torch.cat(
-            [self.force(prepared[i].term, z, g, t, i, cache) for i, z in enumerate(zs)], dim=-1
-        )
+        forces = self.force(prepared[0].term, zs[0], g, t, 0, cache)
+        for slot, z in enumerate(zs[1:], start=1):
+            forces = self.force(prepared[slot].term, z, g, t, slot, cache, left=forces)
+        return forces
 
     def force(
-        self, term: EnergyTerm, z: Tensor, g: Tensor, t: int, slot: int, cache: Cache | None
+        self,
+        term: EnergyTerm,
+        z: Tensor,
+        g: Tensor,
+        t: int,
+        slot: int,
+        cache: Cache | None,
+        left: Tensor | None = None,
     ) -> Tensor:
-        """The bare force of a term, whose keys go into the cache if there is one."""
+        """The bare force of a term, whose keys go into the cache if there is one; on the right of
+        ``left``, if that is given."""
         term.at_step(t)
         keys = term.keys(z, g)
-        if cache is None or keys is None:
-            return term.bare_force(z, keys)
-        kept = cache.put(t, slot, keys)
-        if cache.is_empty:  # no earlier tokens: the whole text at once
+        kept = None if cache is None or keys is None else cache.put(t, slot, keys)
+        if cache is None or keys is None or kept is None or cache.is_empty:
+            # Nobody to look back at: each token alone, or the whole text at once.
+            if left is not None:
+                return term.bare_force_beside(left, z, keys)
             return term.bare_force(z, keys)
         assert cache.seen is not None
-        return term.bare_force_among(z, keys, kept, cache.seen)
+        force = term.bare_force_among(z, keys, kept, cache.seen)
+        return force if left is None else torch.cat([left, force], dim=-1)
 
     def forward(
         self,

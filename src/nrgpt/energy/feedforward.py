@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..certificate import Finding, Guarantee
 from ..init import blank
-from ..kernels.feedforward import feedforward, pair_force, square_force
+from ..kernels.feedforward import feedforward, force_beside, pair_force, square_force
 from ..kernels.pointwise import ACTIVATIONS, POTENTIALS
 from .term import EnergyTerm, Readout
 
@@ -35,14 +35,6 @@ class FeedForwardEnergy(EnergyTerm):
             return value
         return self.feedforward_scale.to(value.dtype) * value
 
-    def update_by(
-        self, g: Tensor, readout: Readout, write: Tensor, field: Tensor | None, *, pair: bool
-    ) -> Tensor:
-        """``update`` by a kernel that knows the force. The scale goes into the way back."""
-        R, b, _ = readout
-        assert R is not None
-        return feedforward(g, R, b, self.scaled(write), field, self.activation, pair=pair)
-
     def finding(self, is_concave: bool, because: str) -> Finding:
         name = type(self).__name__
         if self.feedforward_scale is not None and not self.feedforward_scale.item() >= 0:
@@ -51,7 +43,33 @@ class FeedForwardEnergy(EnergyTerm):
         return Finding(name, level, because)
 
 
-class FF1(FeedForwardEnergy):
+class KnownForce(FeedForwardEnergy):
+    """What FF1 and FF2W share: kernels that know their force."""
+
+    pair: bool
+    """Whether z is two read-outs, z_1 and z_2 side by side."""
+
+    def force(self, z: Tensor, keys: Tensor | None) -> Tensor:
+        return self.scaled((pair_force if self.pair else square_force)(z, self.activation))
+
+    @property
+    def is_known(self) -> bool:
+        """A subclass may have a force of its own."""
+        return type(self).force is KnownForce.force
+
+    def update(self, g: Tensor, readout: Readout, write: Tensor, field: Tensor | None) -> Tensor:
+        R, b, _ = readout
+        if R is None or not self.is_known:
+            return super().update(g, readout, write, field)
+        return feedforward(g, R, b, self.scaled(write), field, self.activation, pair=self.pair)
+
+    def bare_force_beside(self, left: Tensor, z: Tensor, keys: Tensor | None) -> Tensor:
+        if self.feedforward_scale is not None or not self.is_known:
+            return super().bare_force_beside(left, z, keys)
+        return force_beside(left, z, self.activation, pair=self.pair)
+
+
+class FF1(KnownForce):
     """E = -||sigma(z)||^2, z = W g + b. Paper: NRGPT_H_FF1.
 
     -dE/dz = 2 sigma(z) sigma'(z). The paper calls this the same as DenseMemory with F' = sigma;
@@ -59,6 +77,8 @@ class FF1(FeedForwardEnergy):
     with GELU it is not (F'' < 0 for some z < 0), and a step may raise E, though with many hidden
     units of random weights it hardly ever does.
     """
+
+    pair = False
 
     def __init__(self, cfg: "ModelConfig"):
         super().__init__(cfg)
@@ -72,21 +92,13 @@ class FF1(FeedForwardEnergy):
     def energy(self, z: Tensor, keys: Tensor | None) -> Tensor:
         return self.scaled(-self.sigma.value(z).square().sum(-1))
 
-    def force(self, z: Tensor, keys: Tensor | None) -> Tensor:
-        return self.scaled(square_force(z, self.activation))
-
-    def update(self, g: Tensor, readout: Readout, write: Tensor, field: Tensor | None) -> Tensor:
-        if type(self).force is not FF1.force:  # a subclass with a force of its own
-            return super().update(g, readout, write, field)
-        return self.update_by(g, readout, write, field, pair=False)
-
     def guarantee(self) -> Finding:
         if self.is_convex:
             return self.finding(True, "concave: ReLU^2 is convex")
         return self.finding(False, "GELU^2 is not convex")
 
 
-class FF2W(FeedForwardEnergy):
+class FF2W(KnownForce):
     """E = -g . (W_2 sigma(W_1 g + b_1) + b_2). Paper: NRGPT_H_FF2W, eq. E_FF2W.
 
     Read out z_1 = W_1 g + b_1 and z_2 = W_2^T g: then E = -z_2 . sigma(z_1) - b_2 . g, and
@@ -97,6 +109,8 @@ class FF2W(FeedForwardEnergy):
     part, and a second one that makes it a gradient. The paper prints that with the wrong sign
     and a stray sigma. A product of two read-outs is not concave.
     """
+
+    pair = True
 
     def __init__(self, cfg: "ModelConfig"):
         super().__init__(cfg)
@@ -114,14 +128,6 @@ class FF2W(FeedForwardEnergy):
     def energy(self, z: Tensor, keys: Tensor | None) -> Tensor:
         z_1, z_2 = z.chunk(2, dim=-1)
         return self.scaled(-(z_2 * self.sigma.value(z_1)).sum(-1))
-
-    def force(self, z: Tensor, keys: Tensor | None) -> Tensor:
-        return self.scaled(pair_force(z, self.activation))
-
-    def update(self, g: Tensor, readout: Readout, write: Tensor, field: Tensor | None) -> Tensor:
-        if type(self).force is not FF2W.force:  # a subclass with a force of its own
-            return super().update(g, readout, write, field)
-        return self.update_by(g, readout, write, field, pair=True)
 
     def guarantee(self) -> Finding:
         return self.finding(False, "a product of two read-outs is not concave")

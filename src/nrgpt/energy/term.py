@@ -108,6 +108,11 @@ class EnergyTerm(nn.Module, ABC):
     def bare_force_among(self, z: Tensor, keys: Tensor, kept: Tensor, seen: Seen) -> Tensor:
         return self.force_among(z, keys, kept, seen)
 
+    def bare_force_beside(self, left: Tensor, z: Tensor, keys: Tensor | None) -> Tensor:
+        """``bare_force`` on the right of what other terms have made: decoding wants them side by
+        side, and counts every kernel."""
+        return torch.cat([left, self.bare_force(z, keys)], dim=-1)
+
     def update(self, g: Tensor, readout: Readout, write: Tensor, field: Tensor | None) -> Tensor:
         """What the term adds to x in one step, shape (batch, tokens, D): the bare force, written
         back by ``write`` (D, written rows), and the field. Worth writing where one kernel does it

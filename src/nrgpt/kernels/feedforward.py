@@ -46,6 +46,16 @@ def square_force(z: Tensor, activation: str) -> Tensor:
     return force(z, activation, False)
 
 
+def force_beside(left: Tensor, z: Tensor, activation: str, *, pair: bool) -> Tensor:
+    """``left`` and the force of z, side by side."""
+    if not z.requires_grad and not left.requires_grad and choose(z).fused and left.dtype == z.dtype:
+        from .triton_kernels import launch_force
+
+        return launch_force(z, None, activation, pair, left)
+    force = pair_force if pair else square_force
+    return torch.cat([left, force(z, activation)], dim=-1)
+
+
 def plain_feedforward(
     g: Tensor, R: Tensor, bias: Tensor | None, write: Tensor, activation: str, pair: bool
 ) -> Tensor:

@@ -34,11 +34,20 @@ def activation_and_slopes(z, KIND: tl.constexpr):
 
 @triton.jit
 def force_kernel(
-    z_at, up_at, out_at, total, width, z_row, up_row, out_row,
-    KIND: tl.constexpr, PAIR: tl.constexpr, BACKWARD: tl.constexpr, BLOCK: tl.constexpr,
+    z_at, up_at, left_at, out_at, total, width, left_total, left_width,
+    z_row, up_row, left_row, out_row,
+    KIND: tl.constexpr, PAIR: tl.constexpr, BACKWARD: tl.constexpr, LEFT: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Rows of ``width`` activations; with PAIR, z_2 follows z_1 in each row."""
+    """Rows of ``width`` activations; with PAIR, z_2 follows z_1 in each row. With LEFT, rows of
+    ``left_width`` other numbers are put before those of the result."""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    if LEFT:
+        inside = place < left_total
+        row, column = place // left_width, place % left_width
+        value = tl.load(left_at + row * left_row + column, mask=inside, other=0.0)
+        tl.store(out_at + row * out_row + column, value, mask=inside)
+        out_at += left_width
     inside = place < total
     row, column = place // width, place % width
     z = tl.load(z_at + row * z_row + column, mask=inside, other=0.0).to(tl.float32)
@@ -62,17 +71,22 @@ def force_kernel(
         tl.store(out, 2.0 * value * slope, mask=inside)
 
 
-def launch_force(z: Tensor, upstream: Tensor | None, activation: str, pair: bool) -> Tensor:
+def launch_force(
+    z: Tensor, upstream: Tensor | None, activation: str, pair: bool, left: Tensor | None = None
+) -> Tensor:
     rows = by_rows(z)
     given = rows if upstream is None else by_rows(upstream)
-    out = torch.empty(z.shape, dtype=z.dtype, device=z.device)
-    flat = out.view(rows.shape)
+    beside = rows[:, :0] if left is None else by_rows(left)
+    out_width = beside.shape[1] + rows.shape[1]
+    out = torch.empty(*z.shape[:-1], out_width, dtype=z.dtype, device=z.device)
     width = rows.shape[1] // 2 if pair else rows.shape[1]
     total = rows.shape[0] * width
     block = 1024
-    force_kernel[(triton.cdiv(total, block),)](
-        rows, given, flat, total, width, rows.stride(0), given.stride(0), flat.stride(0),
-        KIND=ACTIVATION[activation], PAIR=pair, BACKWARD=upstream is not None, BLOCK=block,
+    force_kernel[(triton.cdiv(max(total, beside.numel()), block),)](
+        rows, given, beside, out, total, width, beside.numel(), beside.shape[1],
+        rows.stride(0), given.stride(0), beside.stride(0), out_width,
+        KIND=ACTIVATION[activation], PAIR=pair, BACKWARD=upstream is not None,
+        LEFT=left is not None, BLOCK=block,
     )  # fmt: skip
     return out
 
