@@ -6,6 +6,7 @@ import dataclasses
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from nrgpt import LanguageModel, ModelConfig
 from nrgpt.dynamics.landscape import TokenLandscape, lowest_curvatures, minimise
@@ -14,7 +15,7 @@ from nrgpt.dynamics.solvers import Anderson, Backtracking, Momentum, Plain
 from nrgpt.dynamics.trajectory import trajectory
 from nrgpt.generate import generate
 from nrgpt.kernels import dispatch
-from nrgpt.kernels.attention import attend
+from nrgpt.kernels.attention import attend, attend_read, plain_attend_read
 from nrgpt.kernels.feedforward import (
     feedforward,
     pair_force,
@@ -133,6 +134,76 @@ def test_feedforward_can_be_differentiated_again():
         assert relative(ours, theirs) < 5e-2
 
 
+def read_out(tokens, heads, size, *, larger=1.0, runs=()):
+    """Queries and keys in bfloat16, as the readout leaves them."""
+    z = torch.randn(*runs, 3, tokens, 2 * heads * size, device="cuda")
+    return (larger * z).bfloat16().requires_grad_()
+
+
+def both_of_short_contexts(heads, size, strict):
+    scale = size**-0.5
+    return (
+        lambda z: attend_read(z, heads, scale, strict=strict),
+        lambda z: plain_attend_read(z, heads, scale, strict=strict),
+    )
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("tokens", [2, 63, 145, 256])
+@pytest.mark.parametrize(
+    ("heads", "size"), [(3, 8), (1, 12), (4, 13), (4, 16), (3, 25), (4, 32), (1, 64), (3, 64)]
+)
+def test_attention_in_short_contexts(heads, size, tokens, strict):
+    z = read_out(tokens, heads, size)
+    assert dispatch.choose_attention(z, heads).fused
+    compare_with_float64(*both_of_short_contexts(heads, size, strict), [z])
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("size", [13, 16, 32, 64])
+def test_attention_in_short_contexts_with_large_scores(size, strict):
+    """Of standard deviation 36: where softmax is a maximum, but for ties."""
+    z = read_out(145, 3, size, larger=6)
+    compare_with_float64(*both_of_short_contexts(3, size, strict), [z])
+
+
+def test_short_contexts_of_one_token():
+    z = read_out(1, 3, 16)
+    out = attend_read(z, 3, 0.25, strict=True)
+    assert not out.any()
+    (gradient,) = torch.autograd.grad(out.sum(), z)
+    assert not gradient.any()
+    compare_with_float64(*both_of_short_contexts(3, 16, False), [z])
+
+
+def test_short_contexts_as_part_of_something():
+    """Rows of a wider tensor, not aligned, and its columns."""
+    wide = torch.randn(63, 3, 200, device="cuda").bfloat16()
+    for z in (wide[..., 7:135].transpose(0, 1), wide[:, :2, :128].permute(1, 2, 0)[..., :48]):
+        fused, plain = both_of_short_contexts(2, z.shape[-1] // 4, True)
+        compare_with_float64(fused, plain, [z.requires_grad_()])
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize(("tokens", "heads", "size"), [(63, 3, 13), (128, 4, 16), (145, 2, 32)])
+def test_packed_attention_in_short_contexts(tokens, heads, size, strict):
+    z = read_out(tokens, heads, size, runs=(4,))
+    fused, plain = both_of_short_contexts(heads, size, strict)
+    with dispatch.packed():
+        compare_with_float64(torch.vmap(fused), torch.vmap(plain), [z])
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_attention_in_short_contexts_can_be_differentiated_again(strict):
+    z = read_out(63, 3, 13)
+    second = []
+    for function in both_of_short_contexts(3, 13, strict):
+        with sdpa_kernel(SDPBackend.MATH):
+            (first,) = torch.autograd.grad(function(z).sum(), z, create_graph=True)
+            second.append(torch.autograd.grad(first.square().sum(), z)[0])
+    assert relative(*second) < 5e-2
+
+
 def test_forces_can_be_differentiated_again():
     z = torch.randn(2, 5, 6, device="cuda", requires_grad=True)
     for fused, plain in ((pair_force, plain_pair_force), (square_force, plain_square_force)):
@@ -248,13 +319,15 @@ def test_gradients_with_the_faster_kernels(fields, autocast, monkeypatch):
         {"width": 64, "rate": "free", "bias": True, "feedforward_scale": True},
         {"width": 100, "feedforward": "ff1", "bias": True},
         {"width": 128},
+        {"width": 104, "heads": 8, "mask": "released", "rate": "free"},
     ],
     ids=str,
 )
 def test_gradients_of_a_small_model(fields, compiled, monkeypatch):
-    """Narrow enough for the feed-forward part to be one kernel, against the model without it."""
+    """Small enough for feed-forward part and attention to be a kernel each, against the model
+    without them."""
     torch._dynamo.reset()
-    model = LanguageModel(ModelConfig(vocab_size=17, context=145, heads=2, steps=3, **fields))
+    model = LanguageModel(ModelConfig(vocab_size=17, context=145, steps=3, **{"heads": 2} | fields))
     model.cuda()
     text = torch.randint(17, (7, 146), device="cuda")
     gradients = []
@@ -265,6 +338,7 @@ def test_gradients_of_a_small_model(fields, compiled, monkeypatch):
         model.zero_grad()
         with torch.autocast("cuda", dtype=torch.bfloat16):
             assert dispatch.choose_feedforward(model.tokens).fused == (not kernels)
+            assert dispatch.choose_attention(model.tokens, heads=2).fused == (not kernels)
             _, loss = forward(text[:, :-1], text[:, 1:], want_logits=False)
         loss.backward()
         gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])

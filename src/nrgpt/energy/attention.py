@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..cache import Seen
@@ -11,11 +12,12 @@ from ..init import blank
 from ..kernels.attention import (
     attend,
     attend_kept,
+    attend_read,
     attend_with_logsumexp,
     logsumexp_among,
     logsumexp_scores,
 )
-from .term import EnergyTerm, Readout
+from .term import EnergyTerm, Readout, read
 
 if TYPE_CHECKING:
     from ..config import ModelConfig
@@ -128,6 +130,15 @@ class AttentionEnergy(EnergyTerm):
         kept, mask = seen.window(kept, strict=self.mask == "strict")
         log_sum = logsumexp_among(q, kept, self.beta, mask)
         return -self.weighted(log_sum.unsqueeze(-1)).sum((1, 3)) / self.beta
+
+    def update(self, g: Tensor, readout: Readout, write: Tensor, field: Tensor | None) -> Tensor:
+        """Low rank, all that ``bare_force`` asks for is in z, and need not be taken apart."""
+        is_own = type(self).bare_force is AttentionEnergy.bare_force
+        if self.full or self.mask == "inclusive" or not is_own:
+            return super().update(g, readout, write, field)
+        z = read(readout, g)
+        on_q = attend_read(z, self.heads, self.beta, strict=self.mask == "strict")
+        return F.linear(on_q, write, field)
 
     def with_own_key(self, q: Tensor, keys: Tensor, on_q: Tensor, log_sum: Tensor) -> Tensor:
         """The force on q, and beside it the one on the token's own key."""

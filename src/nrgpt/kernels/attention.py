@@ -4,6 +4,10 @@ Both take queries and keys of shape (batch, heads, tokens, size); all heads may 
 shape (batch, 1, tokens, size). ``strict`` lets token A see the tokens B < A: queries 1..N-1 against
 keys 0..N-2 under an ordinary causal mask. The first token sees nothing and gets zero by
 construction: a softmax over an empty set has no gradient.
+
+``attend_read`` begins and ends with tokens whose heads lie side by side, as a step has them. In
+small models to cut and to join them costs as much as to attend: a kernel that does neither is
+chosen there.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -12,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .dispatch import is_fused_without_gradient, is_packed, is_tiled
+from .dispatch import choose_attention, is_fused_without_gradient, is_packed, is_tiled
 
 if TYPE_CHECKING:
     from ..cache import Seen
@@ -68,6 +72,22 @@ def attend(q: Tensor, k: Tensor, scale: float, *, strict: bool) -> Tensor:
     q, k = q[..., 1:, :], k[..., :-1, :]
     out = causal_attention(q, k, k, scale)
     return F.pad(out, (0, 0, 1, 0))
+
+
+def plain_attend_read(z: Tensor, heads: int, scale: float, *, strict: bool) -> Tensor:
+    q, k = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in z.chunk(2, dim=-1))
+    return attend(q, k, scale, strict=strict).transpose(1, 2).flatten(-2)
+
+
+def attend_read(z: Tensor, heads: int, scale: float, *, strict: bool) -> Tensor:
+    """``attend`` of what was read, z = (queries, keys) of shape (batch, tokens, 2 D), to what is
+    written, (batch, tokens, D)."""
+    if not choose_attention(z, heads).fused:
+        return plain_attend_read(z, heads, scale, strict=strict)
+    from .triton_attention import attend_read as fused
+
+    out, _ = fused(z.to(torch.bfloat16), heads, scale, strict)
+    return out
 
 
 class SharedKeys(torch.autograd.Function):

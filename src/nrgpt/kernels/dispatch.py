@@ -18,6 +18,9 @@ FLASH_SIZE = 256
 """Flash kernels take heads up to this wide."""
 FUSED_WIDTH = 128
 """Up to this wide, the feed-forward part of a step is one kernel."""
+SHORT_CONTEXT = 256
+"""Up to this many tokens, attention of small heads reads and writes them where they are."""
+SMALL_HEAD = 64
 PRECISIONS = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -68,19 +71,35 @@ def choose(tensor: Tensor, *, batches: bool = False) -> Choice:
     return Choice(True, "on CUDA")
 
 
-def choose_feedforward(g: Tensor) -> Choice:
-    """For a kernel that goes from g to what the feed-forward part writes."""
-    choice = choose(g, batches=True)
+def choose_small(tensor: Tensor) -> Choice:
+    """For kernels of small models in training, which know of vmap and of one precision."""
+    choice = choose(tensor, batches=True)
     if not choice.fused:
         return choice
     is_mixed = torch.is_autocast_enabled("cuda")
-    precision = torch.get_autocast_dtype("cuda") if is_mixed else g.dtype
+    precision = torch.get_autocast_dtype("cuda") if is_mixed else tensor.dtype
     if precision != torch.bfloat16:
         return Choice(False, f"the kernel computes in bfloat16, and this is {precision}")
-    if g.shape[-1] > FUSED_WIDTH:
+    if torch.cuda.get_device_properties(tensor.device).major not in (9, 10):
+        return Choice(False, "its blocks are those of a Hopper or Blackwell chip")
+    return choice
+
+
+def choose_feedforward(g: Tensor) -> Choice:
+    """For a kernel that goes from g to what the feed-forward part writes."""
+    choice = choose_small(g)
+    if choice.fused and g.shape[-1] > FUSED_WIDTH:
         return Choice(False, f"wider than {FUSED_WIDTH}, products cost more than what is saved")
-    if torch.cuda.get_device_properties(g.device).major not in (9, 10):
-        return Choice(False, "its blocks ask for the shared memory of a Hopper or Blackwell chip")
+    return choice
+
+
+def choose_attention(z: Tensor, heads: int) -> Choice:
+    """For a kernel that goes from z = (queries, keys) to what attention writes."""
+    choice = choose_small(z)
+    if choice.fused and z.shape[-2] > SHORT_CONTEXT:
+        return Choice(False, f"beyond {SHORT_CONTEXT} tokens flash kernels are faster")
+    if choice.fused and z.shape[-1] > 2 * heads * SMALL_HEAD:
+        return Choice(False, f"heads wider than {SMALL_HEAD} are for flash kernels")
     return choice
 
 
@@ -103,6 +122,9 @@ def explain(device: torch.device | str, dtype: torch.dtype = torch.bfloat16) -> 
     lines = [(operation, "Triton" if fused else "plain", why) for operation in OPERATIONS]
     fused, why = choose_feedforward(some[..., :FUSED_WIDTH])
     operation = f"feed-forward part, width <= {FUSED_WIDTH}"
+    lines.append((operation, "Triton" if fused else "plain", why))
+    fused, why = choose_attention(some[..., : 2 * SMALL_HEAD], heads=1)
+    operation = f"attention, tokens <= {SHORT_CONTEXT}, size <= {SMALL_HEAD}"
     lines.append((operation, "Triton" if fused else "plain", why))
     fused, why = choose(some)
     tiled = is_tiled(some, shared=True)
