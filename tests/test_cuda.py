@@ -18,6 +18,7 @@ from nrgpt.kernels import dispatch
 from nrgpt.kernels.attention import attend, attend_read, plain_attend_read
 from nrgpt.kernels.feedforward import (
     feedforward,
+    force_beside,
     pair_force,
     plain_feedforward,
     plain_pair_force,
@@ -202,6 +203,19 @@ def test_attention_in_short_contexts_can_be_differentiated_again(strict):
             (first,) = torch.autograd.grad(function(z).sum(), z, create_graph=True)
             second.append(torch.autograd.grad(first.square().sum(), z)[0])
     assert relative(*second) < 5e-2
+
+
+@pytest.mark.parametrize("pair", [True, False])
+@pytest.mark.parametrize(
+    ("rows", "left_width", "width"), [(1, 768, 6144), (64, 145, 126), (3, 5000, 2)]
+)
+def test_a_force_beside_other_numbers(rows, left_width, width, pair):
+    together = torch.randn(rows, 1, left_width + width, device="cuda").bfloat16()
+    left, z = together.split([left_width, width], dim=-1)
+    found = force_beside(left, z, "gelu", pair=pair)
+    plain = plain_pair_force if pair else plain_square_force
+    assert torch.equal(found[..., :left_width], left)
+    assert relative(found[..., left_width:].double(), plain(z.double(), "gelu")) < 1e-2
 
 
 def test_forces_can_be_differentiated_again():
