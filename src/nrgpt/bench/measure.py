@@ -24,6 +24,8 @@ class Work:
     tokens: int
     flops: float | None = None
     note: str = ""
+    parts: int = 1
+    """What a call does so many times in a row; the table has the time of one."""
 
 
 @dataclass(frozen=True)
@@ -97,10 +99,9 @@ def compare(
                 times[name].append(timed(work.call, device))
     rows = []
     for name, work in works.items():
-        median = statistics.median(times[name])
-        per_second = work.tokens / median
+        low, median, high = (of(times[name]) / work.parts for of in (min, statistics.median, max))
+        per_second = work.tokens / work.parts / median
         share = None if work.flops is None else per_second * work.flops / rate
-        low, high = min(times[name]), max(times[name])
         rows.append(Row(name, median, low, high, per_second, share, work.note))
     return Report(suite, title, rows, rate)
 
