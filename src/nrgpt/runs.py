@@ -11,11 +11,11 @@ from safetensors.torch import load_file
 from .config import from_dict
 from .data.listops import read_expression, render
 from .data.shards import Dataset
-from .data.tokenizer import SymbolTokenizer, Tokenizer
+from .data.tokenizer import SymbolTokenizer, Tokenizer, load_tokenizer
 from .model import LanguageModel
 from .train.checkpoint import FILES, is_valid, newest_valid, verify
 from .train.config import TrainConfig
-from .train.data import open_dataset, prepare_dataset
+from .train.data import TOKENIZER, open_dataset, prepare_dataset
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,11 @@ class Run:
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
-        return self.dataset(verify=False).tokenizer
+        """As kept beside the weights, so that nothing of the dataset is needed; else its own."""
+        kept = self.folder / TOKENIZER
+        if not kept.is_file():
+            return self.dataset(verify=False).tokenizer
+        return load_tokenizer(json.loads(kept.read_text()))
 
     def encode(self, text: str) -> list[int]:
         """Tokens of a text; of ListOps, as people write it."""

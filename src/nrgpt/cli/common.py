@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from .. import zoo
 from ..train.checkpoint import CheckpointError
 from ..train.faults import TrainingError
 
@@ -34,7 +35,30 @@ Overrides = Annotated[
         help="Fields to change: model.width=64 optimiser.lr=1e-3 ...", metavar="[FIELD=VALUE]..."
     ),
 ]
-RunFolder = Annotated[Path, typer.Argument(help="A run folder.")]
+
+
+def run_folder(given: str) -> Path:
+    """A path, or the folder that zoo:NAME stands for."""
+    if not given.startswith(zoo.PREFIX):
+        return Path(given)
+    try:
+        return zoo.folder(given.removeprefix(zoo.PREFIX))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def folder_for_results(run: Path) -> Path:
+    """Where what is found about a run is written by default: into its folder, but for those of the
+    zoo, which are the package's."""
+    return Path("out") / run.name if zoo.is_inside(run) else run
+
+
+RunFolder = Annotated[
+    Path,
+    typer.Argument(
+        help="A run folder, or zoo:NAME (see `nrgpt zoo`).", parser=run_folder, metavar="RUN"
+    ),
+]
 Steps = Annotated[int | None, typer.Option(help="Inference steps, if not as trained.")]
 Checkpoint = Annotated[int | None, typer.Option(help="Checkpoint; default the best.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]

@@ -5,7 +5,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .common import Checkpoint, Device, RunFolder, Steps, app, clear_errors, open_run, screen
+from .common import (
+    Checkpoint,
+    Device,
+    RunFolder,
+    Steps,
+    app,
+    clear_errors,
+    folder_for_results,
+    open_run,
+    screen,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -56,8 +66,9 @@ def evaluate(
     """
     from ..evaluate.record import FILE, read_record, write_record
 
-    loaded = open_run(run, step, device)
-    read_record(run)  # a file that cannot be added to is better found before the work
+    loaded, home = open_run(run, step, device), folder_for_results(run)
+    home.mkdir(parents=True, exist_ok=True)
+    read_record(home)  # a file that cannot be added to is better found before the work
     common: dict[str, Any] = {
         "checkpoint": loaded.step,
         "steps": loaded.model.check_steps(steps),
@@ -65,14 +76,14 @@ def evaluate(
     }
     if loss:
         results = losses(loaded, split, steps, stride)
-        write_record(run, common | {"stride": stride}, results)
+        write_record(home, common | {"stride": stride}, results)
     if metrics:
         sampled: dict[str, Any] = {
             "samples": samples, "words": words, "temperature": temperature, "judge": judge,
             "seed": seed,
         }  # fmt: skip
         results = {"metrics": text_metrics_of(loaded, split, steps, device, **sampled)}
-        write_record(run, common | sampled, results)
+        write_record(home, common | sampled, results)
     if tasks is not None:
         import logging
 
@@ -97,9 +108,9 @@ def evaluate(
                 f"{loaded.cfg.model.context} tokens: their beginnings were cut off"
             )
         del common["split"]  # the tasks bring their own texts
-        write_record(run, common | {"tasks": names, "limit": limit}, {"tasks": asked.as_dict()})
+        write_record(home, common | {"tasks": names, "limit": limit}, {"tasks": asked.as_dict()})
     if loss or metrics or tasks is not None:
-        screen.print(f"written to {run / FILE}", soft_wrap=True)
+        screen.print(f"written to {home / FILE}", soft_wrap=True)
 
 
 def losses(loaded: "Run", split: str, steps: int | None, stride: int | None) -> dict[str, Any]:

@@ -6,8 +6,19 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.table import Table
 
-from .common import Checkpoint, Device, RunFolder, Steps, app, clear_errors, open_run, screen
+from .common import (
+    Checkpoint,
+    Device,
+    RunFolder,
+    Steps,
+    app,
+    clear_errors,
+    folder_for_results,
+    open_run,
+    screen,
+)
 
 
 @app.command()
@@ -61,6 +72,24 @@ def sample(
     write(loaded.decode(text) + "\n")
 
 
+@app.command(name="zoo")
+@clear_errors
+def list_zoo() -> None:
+    """List the trained models that come with the package.
+
+    zoo:NAME stands for a run folder: nrgpt trajectory zoo:listops_30_steps
+    """
+    from .. import zoo
+
+    table = Table()
+    for heading in ("name", "parameters", "what"):
+        table.add_column(heading, no_wrap=heading != "what")
+    for name in zoo.names():
+        about = zoo.about(name)
+        table.add_row(zoo.PREFIX + name, f"{about['parameters']:,}", about["what"])
+    screen.print(table)
+
+
 @app.command()
 @clear_errors
 def trajectory(
@@ -92,7 +121,7 @@ def trajectory(
     both = torch.tensor([tokens], device=loaded.model.tokens.device)
     top = min(5, loaded.cfg.model.vocab_size)
     seen = watch(loaded.model, both[:, :-1], both[:, 1:], steps, energies=energies, top=top)
-    folder = to or run / "trajectory"
+    folder = to or folder_for_results(run) / "trajectory"
     label = token_label(loaded.tokenizer)
     files = write_figures(seen, folder, label)
     seen.save(folder / "trajectory.npz")

@@ -162,7 +162,8 @@ def read_result(folder: Path) -> dict[str, Any]:
 
 
 def draw_energies(run: Run, path: Path) -> str:
-    """The figure, and the line of the card that shows it; no figure without matplotlib."""
+    """The figure, and the line of the card that shows it; no figure without matplotlib, or where
+    the run's dataset is not and cannot be made."""
     from importlib.util import find_spec
 
     if find_spec("matplotlib") is None:
@@ -171,7 +172,10 @@ def draw_energies(run: Run, path: Path) -> str:
     from ..dynamics.trajectory import trajectory
 
     length = min(64, run.cfg.model.context)
-    tokens = run.dataset().tokens("val").read(0, length).tolist()
+    try:
+        tokens = run.dataset().tokens("val").read(0, length).tolist()
+    except (OSError, ValueError):
+        return ""
     idx = torch.tensor([tokens], device=run.model.tokens.device)
     seen = trajectory(run.model, idx, steps=2 * run.cfg.model.steps)
     save(energy_figure(seen), path, ("png",))

@@ -11,10 +11,19 @@ from pathlib import Path
 
 from ..data.listops import prepare_listops
 from ..data.shards import Dataset
+from .checkpoint import write_atomically
 from .config import DataConfig
 
 DATA = "NRGPT_DATA"
 """Environment variable: where prepared datasets live; ./data if it is not set."""
+
+
+TOKENIZER = "tokenizer.json"
+"""In a run folder: what its tokens mean."""
+
+
+def keep_tokenizer(run: Path, dataset: Dataset) -> None:
+    write_atomically(run / TOKENIZER, json.dumps(dataset.tokenizer.spec()) + "\n")
 
 
 def dataset_folder(cfg: DataConfig) -> Path:

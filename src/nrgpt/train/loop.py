@@ -21,7 +21,7 @@ from ..evaluate.loss import estimated_loss
 from ..model import LanguageModel
 from . import checkpoint
 from .config import BOOKKEEPING, TrainConfig
-from .data import open_dataset, prepare_dataset
+from .data import keep_tokenizer, open_dataset, prepare_dataset
 from .distributed import World, replicate, shard, synchronised, world
 from .faults import DIVERGED, INTERRUPTED, Interrupt, TrainingError, only_process
 from .optim import make_optimisers, rate_at, set_rate
@@ -110,6 +110,8 @@ class Trainer:
             )
         # Every byte has been checked by the first process, which the others waited for.
         self.dataset = open_dataset(cfg.data, cfg.model.vocab_size, verify=False)
+        if where.is_first:
+            keep_tokenizer(run, self.dataset)
         self.train_tokens = self.dataset.tokens("train")
         self.val_tokens = self.dataset.tokens("val")
         if where.device.type == "cuda":

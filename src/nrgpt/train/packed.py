@@ -23,7 +23,7 @@ from ..data.shards import TokenStream, to_device
 from ..model import LanguageModel
 from . import checkpoint
 from .config import OptimiserConfig, TrainConfig
-from .data import open_dataset, prepare_dataset
+from .data import keep_tokenizer, open_dataset, prepare_dataset
 from .distributed import world
 from .faults import INTERRUPTED, Interrupt, TrainingError, only_process
 from .loop import autocast, check_config, seed_of_step, steps_of_update, train
@@ -107,6 +107,8 @@ class Pack:
         self.cfgs, self.runs, self.device, self.interrupt = cfgs, runs, device, interrupt
         self.cfg = cfgs[0]
         self.dataset = open_dataset(self.cfg.data, self.cfg.model.vocab_size, verify=False)
+        for run in runs:
+            keep_tokenizer(run, self.dataset)
         self.train_tokens = self.dataset.tokens("train")
         self.val_tokens = self.dataset.tokens("val")
         if device.type == "cuda":
