@@ -1,5 +1,6 @@
 """Runs as Hugging Face models: what an export holds, who can load it, and what is refused."""
 
+import importlib.util
 import json
 import os
 import pickle
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 
 from nrgpt.cli import app
 from nrgpt.hf import export_run, push_run
+from nrgpt.kernels import dispatch
 from nrgpt.overrides import override
 from nrgpt.presets import PRESETS
 from nrgpt.runs import load_run
@@ -301,3 +303,14 @@ def test_the_how_to(exported):
     names = {}
     exec(use.replace('"demo-hf"', repr(str(exported))).replace("min(", "sum("), names)
     assert set(names["energies"]) == {"attention", "feedforward"}
+
+
+def test_exported_code_goes_without_triton_kernels(exported):
+    """They are not carried: on a GPU, plain operations must be chosen."""
+    path = exported / "nrgpt_kernels_dispatch.py"
+    spec = importlib.util.spec_from_file_location("exported_dispatch", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert dispatch.HAS_KERNELS
+    assert not module.HAS_KERNELS
+    assert not module.HAS_TRITON

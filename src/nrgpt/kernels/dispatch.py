@@ -9,6 +9,7 @@ import importlib.util
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -30,7 +31,9 @@ class Choice(NamedTuple):
     why: str
 
 
-HAS_TRITON = importlib.util.find_spec("triton") is not None
+HAS_KERNELS = Path(__file__).with_name("triton_kernels.py").exists()
+"""Not so in the code that is exported for Hugging Face, which goes without them."""
+HAS_TRITON = HAS_KERNELS and importlib.util.find_spec("triton") is not None
 _is_packed = False
 
 
@@ -67,7 +70,7 @@ def choose(tensor: Tensor, *, batches: bool = False) -> Choice:
     if tensor.dtype not in PRECISIONS:
         return Choice(False, f"{tensor.dtype} is for checks, and the plain version is their truth")
     if not HAS_TRITON:
-        return Choice(False, "Triton is not installed")
+        return Choice(False, "Triton, or its kernels, are not installed")
     return Choice(True, "on CUDA")
 
 
