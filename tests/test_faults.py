@@ -189,8 +189,11 @@ def test_other_data_than_before_is_refused(tmp_path):
     state.write_text(json.dumps(changed))
     entries = json.loads(manifest.read_text()) | {"state.json": fingerprint(state)}
     manifest.write_text(json.dumps(entries))
+    tokenizer = tmp_path / "run" / "tokenizer.json"
+    tokenizer.write_text("as it was")
     with pytest.raises(ValueError, match=r"is not the dataset that .*run was trained on"):
         loop.train(cfg, tmp_path / "run")
+    assert tokenizer.read_text() == "as it was"
 
 
 def test_runs_that_start_together_make_their_dataset_once(tmp_path):

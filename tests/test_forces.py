@@ -7,6 +7,8 @@ import torch
 
 import nrgpt
 from nrgpt import LanguageModel
+from nrgpt.energy.attention import AttentionEnergy
+from nrgpt.energy.feedforward import FF1, FF2W
 
 from . import reference
 from .models import COUPLINGS, FEEDFORWARDS, MASKS, NORMS, RATES, config, randomised, relative
@@ -235,3 +237,47 @@ def test_a_registered_term_trains(monkeypatch):
     idx, targets = make_tokens(model.cfg)
     model(idx, targets)[1].backward()
     assert model.energy_block.energy.terms["feedforward"].xi.grad.abs().sum() > 0
+
+
+class NormalisedKeys(AttentionEnergy):
+    def keys(self, z, g):
+        keys = super().keys(z, g)
+        return keys / keys.norm(dim=-1, keepdim=True)
+
+
+class TurnedHeads(AttentionEnergy):
+    def split(self, z):
+        return super().split(z.flip(-1))
+
+
+class Gained(FF1):
+    def gain(self):
+        return torch.full((len(self.W),), 3.0, dtype=self.W.dtype)
+
+    def bare_force(self, z, keys):
+        return self.force(z, keys) / 3
+
+
+class Halved(FF2W):
+    def force(self, z, keys):
+        return super().force(z, keys) / 2
+
+
+@pytest.mark.parametrize("kind", [NormalisedKeys, TurnedHeads, Gained, Halved])
+def test_a_subclass_keeps_what_it_changed(kind):
+    """Terms may make their update in one go; one that changes a part of it must not lose that."""
+    cfg = config()
+    term = kind(cfg).double()
+    for parameter in term.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    g = torch.randn(2, 7, cfg.width, dtype=torch.float64)
+    readout = term.readout()
+    rows = term.written or len(readout.weight)
+    write = torch.randn(cfg.width, rows, dtype=torch.float64)
+    expected = nrgpt.EnergyTerm.update(term, g, readout, write, None)
+    assert relative(term.update(g, readout, write, None), expected) < 1e-12
+    z = g @ readout.weight.T
+    left = torch.randn(2, 7, 3, dtype=torch.float64)
+    beside = term.bare_force_beside(left, z, term.keys(z, g))
+    assert torch.equal(beside[..., :3], left)
+    assert relative(beside[..., 3:], term.bare_force(z, term.keys(z, g))) < 1e-12

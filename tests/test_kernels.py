@@ -49,6 +49,26 @@ def test_attention_against_loops(tokens, strict):
     assert (logsumexp_scores(q, k, 0.7, strict=strict) - log_sum).abs().max() < 1e-12
 
 
+def test_transformations_are_noticed():
+    """A kernel would be taken for a constant there."""
+    seen = []
+
+    def watched(x):
+        seen.append(dispatch.is_transformed())
+        return x.sum()
+
+    x = torch.ones(3)
+    watched(x)
+    torch.func.grad(watched)(x)
+    torch.func.jvp(watched, (x,), (x,))
+    torch.func.vmap(watched)(x[None])
+    with torch.autograd.forward_ad.dual_level():
+        watched(x)
+    with dispatch.packed():
+        torch.func.vmap(watched)(x[None])
+    assert seen == [False, True, True, True, True, False]
+
+
 def test_what_is_chosen_is_said(monkeypatch):
     some = torch.zeros(1)
     fused, why = dispatch.choose(some)

@@ -178,8 +178,11 @@ def test_a_pack_refuses_another_dataset(tmp_path, monkeypatch):
     packed.train_packed(cfgs, runs)
     other = [dataclasses.replace(cfg, iterations=14) for cfg in cfgs]
     monkeypatch.setattr(Dataset, "fingerprint", "another")
+    tokenizer = runs[0] / "tokenizer.json"
+    tokenizer.write_text("as it was")
     with pytest.raises(ValueError, match="is not the dataset that"):
         packed.train_packed(other, runs)
+    assert tokenizer.read_text() == "as it was"
 
 
 def test_what_is_recorded(monkeypatch, tmp_path):

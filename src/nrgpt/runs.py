@@ -38,7 +38,12 @@ class Run:
         kept = self.folder / TOKENIZER
         if not kept.is_file():
             return self.dataset(verify=False).tokenizer
-        return load_tokenizer(json.loads(kept.read_text()))
+        try:
+            return load_tokenizer(json.loads(kept.read_text()))
+        except ValueError as error:
+            raise ValueError(
+                f"{kept}: not a tokenizer ({error}); remove it, and that of the dataset is taken"
+            ) from error
 
     def encode(self, text: str) -> list[int]:
         """Tokens of a text; of ListOps, as people write it."""

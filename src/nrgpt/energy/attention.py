@@ -132,8 +132,10 @@ class AttentionEnergy(EnergyTerm):
         return -self.weighted(log_sum.unsqueeze(-1)).sum((1, 3)) / self.beta
 
     def update(self, g: Tensor, readout: Readout, write: Tensor, field: Tensor | None) -> Tensor:
-        """Low rank, all that ``bare_force`` asks for is in z, and need not be taken apart."""
-        is_own = type(self).bare_force is AttentionEnergy.bare_force
+        """Low rank, all that ``bare_force`` asks for is in z, and need not be taken apart. (A
+        subclass may have changed what is.)"""
+        used = ("bare_force", "keys", "split", "merge")
+        is_own = all(getattr(type(self), name) is getattr(AttentionEnergy, name) for name in used)
         if self.full or self.mask == "inclusive" or not is_own:
             return super().update(g, readout, write, field)
         z = read(readout, g)

@@ -55,7 +55,8 @@ class KnownForce(FeedForwardEnergy):
     @property
     def is_known(self) -> bool:
         """A subclass may have a force of its own."""
-        return type(self).force is KnownForce.force
+        mine = type(self)
+        return mine.force is KnownForce.force and mine.bare_force is EnergyTerm.bare_force
 
     def update(self, g: Tensor, readout: Readout, write: Tensor, field: Tensor | None) -> Tensor:
         R, b, _ = readout

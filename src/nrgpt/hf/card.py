@@ -174,7 +174,7 @@ def draw_energies(run: Run, path: Path) -> str:
     length = min(64, run.cfg.model.context)
     try:
         tokens = run.dataset().tokens("val").read(0, length).tolist()
-    except (OSError, ValueError):
+    except OSError:
         return ""
     idx = torch.tensor([tokens], device=run.model.tokens.device)
     seen = trajectory(run.model, idx, steps=2 * run.cfg.model.steps)

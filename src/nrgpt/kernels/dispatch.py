@@ -67,11 +67,22 @@ def choose(tensor: Tensor, *, batches: bool = False) -> Choice:
         return Choice(False, f"Triton kernels are for CUDA, and this is on {tensor.device.type}")
     if _is_packed and not batches:
         return Choice(False, "packed runs are batched by vmap, which takes plain operations apart")
+    if is_transformed():
+        return Choice(False, "the kernels know nothing of torch.func and forward differentiation")
     if tensor.dtype not in PRECISIONS:
         return Choice(False, f"{tensor.dtype} is for checks, and the plain version is their truth")
     if not HAS_TRITON:
         return Choice(False, "Triton, or its kernels, are not installed")
     return Choice(True, "on CUDA")
+
+
+def is_transformed() -> bool:
+    """Inside of a transformation of torch.func (packed runs' own apart) or of forward-mode
+    differentiation, which would take a kernel's derivative for zero."""
+    if _is_packed or torch.compiler.is_compiling():
+        return False
+    is_forward = torch.autograd.forward_ad._current_level >= 0
+    return is_forward or torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def choose_small(tensor: Tensor) -> Choice:
@@ -83,8 +94,9 @@ def choose_small(tensor: Tensor) -> Choice:
     precision = torch.get_autocast_dtype("cuda") if is_mixed else tensor.dtype
     if precision != torch.bfloat16:
         return Choice(False, f"the kernel computes in bfloat16, and this is {precision}")
-    if torch.cuda.get_device_properties(tensor.device).major not in (9, 10):
-        return Choice(False, "its blocks are those of a Hopper or Blackwell chip")
+    is_hopper = torch.cuda.get_device_properties(tensor.device).major in (9, 10)
+    if torch.version.hip is not None or not is_hopper:
+        return Choice(False, "its blocks are for Hopper and Blackwell chips")
     return choice
 
 
@@ -92,7 +104,7 @@ def choose_feedforward(g: Tensor) -> Choice:
     """For a kernel that goes from g to what the feed-forward part writes."""
     choice = choose_small(g)
     if choice.fused and g.shape[-1] > FUSED_WIDTH:
-        return Choice(False, f"wider than {FUSED_WIDTH}, products cost more than what is saved")
+        return Choice(False, f"not made for widths above {FUSED_WIDTH}")
     return choice
 
 
@@ -100,9 +112,9 @@ def choose_attention(z: Tensor, heads: int) -> Choice:
     """For a kernel that goes from z = (queries, keys) to what attention writes."""
     choice = choose_small(z)
     if choice.fused and z.shape[-2] > SHORT_CONTEXT:
-        return Choice(False, f"beyond {SHORT_CONTEXT} tokens flash kernels are faster")
+        return Choice(False, f"not made for more than {SHORT_CONTEXT} tokens")
     if choice.fused and z.shape[-1] > 2 * heads * SMALL_HEAD:
-        return Choice(False, f"heads wider than {SMALL_HEAD} are for flash kernels")
+        return Choice(False, f"not made for heads wider than {SMALL_HEAD}")
     return choice
 
 
@@ -124,10 +136,10 @@ def explain(device: torch.device | str, dtype: torch.dtype = torch.bfloat16) -> 
     fused, why = choose(some)
     lines = [(operation, "Triton" if fused else "plain", why) for operation in OPERATIONS]
     fused, why = choose_feedforward(some[..., :FUSED_WIDTH])
-    operation = f"feed-forward part, width <= {FUSED_WIDTH}"
+    operation = f"feed-forward, D <= {FUSED_WIDTH}, bf16"
     lines.append((operation, "Triton" if fused else "plain", why))
     fused, why = choose_attention(some[..., : 2 * SMALL_HEAD], heads=1)
-    operation = f"attention, tokens <= {SHORT_CONTEXT}, size <= {SMALL_HEAD}"
+    operation = f"attention, N <= {SHORT_CONTEXT}, size <= {SMALL_HEAD}, bf16"
     lines.append((operation, "Triton" if fused else "plain", why))
     fused, why = choose(some)
     tiled = is_tiled(some, shared=True)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .attention import plain_attend_read
-from .triton_feedforward import by_run, in_rows, load_rows, store_rows
+from .triton_kernels import by_run, in_rows, load_rows, store_rows
 
 
 class Tiles(NamedTuple):
@@ -29,7 +29,8 @@ class Tiles(NamedTuple):
 
 FORWARD = {16: Tiles(64, 4, 1), 32: Tiles(64, 4, 1), 64: Tiles(64, 4, 1)}
 BACKWARD = {16: Tiles(64, 4, 1, 128), 32: Tiles(64, 4, 1, 128), 64: Tiles(64, 4, 1)}
-"""Tiles of the two kernels by the size of a head, rounded up."""
+"""Tiles of the two kernels by the size of a head, rounded up; for 16 and 32, the fastest of those
+tried on an H200."""
 
 
 @triton.jit
@@ -168,9 +169,10 @@ def attend_read(z: Tensor, heads: int, scale: float, strict: bool) -> tuple[Tens
     z = in_rows(z)
     out, log_sum = empty_results(z, heads)
     grid, options = launch_options(z, heads, strict, FORWARD)
-    forward_kernel[grid](
-        z, out, log_sum, z.shape[1], heads, scale, z.stride(0), z.stride(1), **options
-    )
+    with torch.cuda.device_of(z):
+        forward_kernel[grid](
+            z, out, log_sum, z.shape[1], heads, scale, z.stride(0), z.stride(1), **options
+        )
     return out, log_sum
 
 
@@ -188,10 +190,11 @@ def attend_read_backward(
     z, upstream = in_rows(z), in_rows(upstream)
     dz = torch.empty(z.shape, dtype=z.dtype, device=z.device)
     grid, options = launch_options(z, heads, strict, BACKWARD)
-    backward_kernel[grid](
-        z, out.contiguous(), log_sum.contiguous(), upstream, dz, z.shape[1], heads, scale,
-        z.stride(0), z.stride(1), upstream.stride(0), upstream.stride(1), **options,
-    )  # fmt: skip
+    with torch.cuda.device_of(z):
+        backward_kernel[grid](
+            z, out.contiguous(), log_sum.contiguous(), upstream, dz, z.shape[1], heads, scale,
+            z.stride(0), z.stride(1), upstream.stride(0), upstream.stride(1), **options,
+        )  # fmt: skip
     return dz
 
 

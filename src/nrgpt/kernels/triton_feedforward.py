@@ -20,7 +20,15 @@ import triton.language as tl
 from torch import Tensor
 
 from .feedforward import plain_feedforward
-from .triton_kernels import ACTIVATION, activation_and_slopes, keep_arguments
+from .triton_kernels import (
+    ACTIVATION,
+    activation_and_slopes,
+    by_run,
+    in_rows,
+    keep_arguments,
+    load_rows,
+    store_rows,
+)
 
 
 class Blocks(NamedTuple):
@@ -32,15 +40,8 @@ class Blocks(NamedTuple):
 
 FORWARD = {32: Blocks(64, 32, 4, 3), 64: Blocks(64, 32, 4, 3), 128: Blocks(64, 32, 4, 3)}
 BACKWARD = {32: Blocks(64, 32, 4, 3), 64: Blocks(64, 32, 4, 3), 128: Blocks(64, 32, 4, 2)}
-"""Block sizes of the two kernels by width, rounded up: the fastest of those tried on an H200."""
-
-
-@triton.jit
-def load_rows(at, first, count, stride, width, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """Rows of a matrix from ``first`` on; zeros where it has ended."""
-    row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, WIDTH)[None, :]
-    inside = (first + row < count) & (column < width)
-    return tl.load(at + first * stride + row * stride + column, mask=inside, other=0.0)
+"""Block sizes of the two kernels by width, rounded up; for 64 and 128, the fastest of those tried
+on an H200."""
 
 
 @triton.jit
@@ -50,13 +51,6 @@ def load_bias(at, first, count, ROWS: tl.constexpr, BIAS: tl.constexpr):
         return tl.load(at + row, mask=row < count, other=0.0).to(tl.float32)
     else:
         return tl.zeros([ROWS], tl.float32)
-
-
-@triton.jit
-def store_rows(at, block, first, count, stride, width, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, WIDTH)[None, :]
-    inside = (first + row < count) & (column < width)
-    tl.store(at + first * stride + row * stride + column, block, mask=inside)
 
 
 @triton.jit
@@ -188,17 +182,14 @@ def make_problem(
     return Problem(in_rows(g), in_rows(R), bias, in_rows(back), activation, pair)
 
 
-def in_rows(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
 def launch_forward(problem: Problem) -> Tensor:
     runs, tokens, _ = problem.g.shape
     blocks = problem.blocks(FORWARD)
     out = torch.empty(problem.g.shape, dtype=problem.g.dtype, device=problem.g.device)
-    forward_kernel[(triton.cdiv(tokens, blocks.tokens), runs)](
-        *problem.tensors(), out, *problem.sizes_and_strides(), **problem.options(blocks)
-    )
+    with torch.cuda.device_of(out):
+        forward_kernel[(triton.cdiv(tokens, blocks.tokens), runs)](
+            *problem.tensors(), out, *problem.sizes_and_strides(), **problem.options(blocks)
+        )
     return out
 
 
@@ -209,11 +200,12 @@ def launch_backward(problem: Problem, upstream: Tensor) -> tuple[Tensor, Tensor,
     dg = torch.empty(problem.g.shape, dtype=problem.g.dtype, device=problem.g.device)
     f = dg.new_empty(runs, tokens, problem.R.shape[1])
     dz = torch.empty_like(f)
-    backward_kernel[(triton.cdiv(tokens, blocks.tokens), runs)](
-        *problem.tensors(), upstream, dg, f, dz,
-        *problem.sizes_and_strides(), upstream.stride(0), upstream.stride(1),
-        **problem.options(blocks),
-    )  # fmt: skip
+    with torch.cuda.device_of(dg):
+        backward_kernel[(triton.cdiv(tokens, blocks.tokens), runs)](
+            *problem.tensors(), upstream, dg, f, dz,
+            *problem.sizes_and_strides(), upstream.stride(0), upstream.stride(1),
+            **problem.options(blocks),
+        )  # fmt: skip
     return dg, f, dz
 
 
@@ -304,16 +296,6 @@ def backward_of_backward(
         upstream = [on_dg, on_R, *([on_dbias] if has_bias else []), on_back]
         second = iter(torch.autograd.grad(gradients, [*there, first], upstream))
     return (*(None if x is None else next(second) for x in kept), None, None)
-
-
-def by_run(info: Any, in_dims: Any, tensors: list[Any]) -> list[Any]:
-    """The axis that vmap runs over and our own axis of runs, as one."""
-
-    def merged(x: Tensor, dim: int | None) -> Tensor:
-        return x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
-
-    pairs = zip(tensors, in_dims[: len(tensors)], strict=True)
-    return [None if x is None else merged(x, dim).flatten(0, 1) for x, dim in pairs]
 
 
 @feedforward.register_vmap

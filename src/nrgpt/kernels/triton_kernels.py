@@ -14,6 +14,21 @@ ACTIVATION = {"relu": 0, "gelu": 1, "gelu_tanh": 2}
 
 
 @triton.jit
+def load_rows(at, first, count, stride, width, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """Rows of a matrix from ``first`` on; zeros where it has ended."""
+    row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, WIDTH)[None, :]
+    inside = (first + row < count) & (column < width)
+    return tl.load(at + first * stride + row * stride + column, mask=inside, other=0.0)
+
+
+@triton.jit
+def store_rows(at, block, first, count, stride, width, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, WIDTH)[None, :]
+    inside = (first + row < count) & (column < width)
+    tl.store(at + first * stride + row * stride + column, block, mask=inside)
+
+
+@triton.jit
 def activation_and_slopes(z, KIND: tl.constexpr):
     """sigma, sigma' and sigma'' of z."""
     if KIND == 0:
@@ -82,12 +97,13 @@ def launch_force(
     width = rows.shape[1] // 2 if pair else rows.shape[1]
     total = rows.shape[0] * width
     block = 1024
-    force_kernel[(triton.cdiv(max(total, beside.numel()), block),)](
-        rows, given, beside, out, total, width, beside.numel(), beside.shape[1],
-        rows.stride(0), given.stride(0), beside.stride(0), out_width,
-        KIND=ACTIVATION[activation], PAIR=pair, BACKWARD=upstream is not None,
-        LEFT=left is not None, BLOCK=block,
-    )  # fmt: skip
+    with torch.cuda.device_of(z):
+        force_kernel[(triton.cdiv(max(total, beside.numel()), block),)](
+            rows, given, beside, out, total, width, beside.numel(), beside.shape[1],
+            rows.stride(0), given.stride(0), beside.stride(0), out_width,
+            KIND=ACTIVATION[activation], PAIR=pair, BACKWARD=upstream is not None,
+            LEFT=left is not None, BLOCK=block,
+        )  # fmt: skip
     return out
 
 
@@ -156,6 +172,20 @@ def by_rows(z: Tensor) -> Tensor:
     """(..., n) as (rows, n) with neighbouring numbers in each row; a view where possible."""
     rows = z.flatten(0, -2)
     return rows if rows.stride(1) == 1 else rows.contiguous()
+
+
+def in_rows(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def by_run(info: Any, in_dims: Any, tensors: list[Any]) -> list[Any]:
+    """The axis that vmap runs over and our own axis of runs, as one."""
+
+    def merged(x: Tensor, dim: int | None) -> Tensor:
+        return x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
+
+    pairs = zip(tensors, in_dims[: len(tensors)], strict=True)
+    return [None if x is None else merged(x, dim).flatten(0, 1) for x, dim in pairs]
 
 
 @triton.jit
@@ -241,17 +271,18 @@ def attend_one(q: Tensor, kept: Tensor, last: Tensor, scale: float, *, strict: b
     if not final:
         part = torch.empty(rows, heads, splits, size, dtype=torch.float32, device=q.device)
         weight = torch.empty(rows, heads, splits, 2, dtype=torch.float32, device=q.device)
-    attend_kernel[(rows * heads, splits)](
-        q, kept, last, part, weight, heads, size, scale, per_split,
-        q.stride(0), q.stride(1), kept.stride(0), kept.stride(1) if kept.shape[1] > 1 else 0,
-        kept.stride(2), splits,
-        STRICT=strict, BLOCK=block, SIZE=block_size, FINAL=final,
-    )  # fmt: skip
-    if not final:
-        combine_kernel[(rows * heads,)](
-            part, weight, out, size, splits,
-            SPLITS=triton.next_power_of_2(splits), SIZE=block_size,
+    with torch.cuda.device_of(q):
+        attend_kernel[(rows * heads, splits)](
+            q, kept, last, part, weight, heads, size, scale, per_split,
+            q.stride(0), q.stride(1), kept.stride(0), kept.stride(1) if kept.shape[1] > 1 else 0,
+            kept.stride(2), splits,
+            STRICT=strict, BLOCK=block, SIZE=block_size, FINAL=final,
         )  # fmt: skip
+        if not final:
+            combine_kernel[(rows * heads,)](
+                part, weight, out, size, splits,
+                SPLITS=triton.next_power_of_2(splits), SIZE=block_size,
+            )  # fmt: skip
     return out
 
 
@@ -273,10 +304,11 @@ def keep_one(kept: Tensor, keys: Tensor, place: Tensor) -> None:
     """Put one token's keys (rows, heads, 1, size) into kept (rows, heads, capacity, size), at
     ``place`` (rows, 1)."""
     rows, heads, _, size = keys.shape
-    keep_kernel[(rows * heads,)](
-        keys, kept, place, heads, size, keys.stride(0), keys.stride(1),
-        kept.stride(0), kept.stride(1), kept.stride(2), SIZE=triton.next_power_of_2(size),
-    )  # fmt: skip
+    with torch.cuda.device_of(keys):
+        keep_kernel[(rows * heads,)](
+            keys, kept, place, heads, size, keys.stride(0), keys.stride(1),
+            kept.stride(0), kept.stride(1), kept.stride(2), SIZE=triton.next_power_of_2(size),
+        )  # fmt: skip
 
 
 @triton.jit
@@ -315,10 +347,11 @@ def cross_entropy_(logits: Tensor, targets: Tensor, weight: Tensor, gradient: bo
     """Weighted losses of rows of logits, in float32; with ``gradient``, logits become those of the
     sum of these losses."""
     losses = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
-    cross_entropy_kernel[(len(logits),)](
-        logits, targets, weight, losses, logits.shape[1], logits.stride(0),
-        GRADIENT=gradient, BLOCK=4096, num_warps=8,
-    )  # fmt: skip
+    with torch.cuda.device_of(logits):
+        cross_entropy_kernel[(len(logits),)](
+            logits, targets, weight, losses, logits.shape[1], logits.stride(0),
+            GRADIENT=gradient, BLOCK=4096, num_warps=8,
+        )  # fmt: skip
     return losses
 
 

@@ -33,7 +33,7 @@ OURS_BY_STEPS: dict[int, dict[str, Any]] = {
     100: {"optimiser.lr": 1.5e-3, "optimiser.muon_lr": 0.005, "model.rate_scale": 0.05},
 }
 """The deeper, the smaller: at the recipe's rates 30 steps learn nothing before these have decayed
-to a quarter, since x grows in proportion to steps and weights."""
+to a third, since x grows in proportion to steps and weights."""
 
 QUICK: dict[str, Any] = {
     "iterations": 40, "optimiser.warmup": 5, "batch": 8, "model.width": 16, "model.context": 64,

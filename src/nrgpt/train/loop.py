@@ -110,8 +110,6 @@ class Trainer:
             )
         # Every byte has been checked by the first process, which the others waited for.
         self.dataset = open_dataset(cfg.data, cfg.model.vocab_size, verify=False)
-        if where.is_first:
-            keep_tokenizer(run, self.dataset)
         self.train_tokens = self.dataset.tokens("train")
         self.val_tokens = self.dataset.tokens("val")
         if where.device.type == "cuda":
@@ -127,7 +125,9 @@ class Trainer:
         self.rate_factor = 1.0
         self.rollbacks = 0
         self.best: dict[str, float] = {}
-        self.resume()
+        self.resume()  # refuses another dataset
+        if where.is_first:
+            keep_tokenizer(run, self.dataset)
         compiled: nn.Module = self.model
         if cfg.compile:
             forget_compiled()

@@ -107,8 +107,6 @@ class Pack:
         self.cfgs, self.runs, self.device, self.interrupt = cfgs, runs, device, interrupt
         self.cfg = cfgs[0]
         self.dataset = open_dataset(self.cfg.data, self.cfg.model.vocab_size, verify=False)
-        for run in runs:
-            keep_tokenizer(run, self.dataset)
         self.train_tokens = self.dataset.tokens("train")
         self.val_tokens = self.dataset.tokens("val")
         if device.type == "cuda":
@@ -134,7 +132,9 @@ class Pack:
         self.running = list(range(len(cfgs)))
         """The runs that have not met a number that is not finite."""
         self.is_fine = torch.ones(len(cfgs), dtype=torch.bool, device=device)
-        self.step = self.resume()
+        self.step = self.resume()  # refuses another dataset
+        for run in runs:
+            keep_tokenizer(run, self.dataset)
         self.reports = [
             Report(run, cfg, self.step, quiet=False, show=number == 0)
             for number, (cfg, run) in enumerate(zip(cfgs, runs, strict=True))

@@ -60,7 +60,7 @@ def compile_model(model: LanguageModel) -> None:
     if model.cfg.steps <= DEEP or len(model.blocks) > 1:
         model.compile(dynamic=False)
         return
-    model.blocks[0].compile()
+    model.blocks[0].compile()  # for any step: it is told which one it is
 
 
 def forget_compiled() -> None:

@@ -38,4 +38,4 @@ def about(name: str) -> dict[str, Any]:
 
 
 def is_inside(run: Path) -> bool:
-    return run.parent == FOLDER
+    return run.resolve().parent == FOLDER.resolve()
