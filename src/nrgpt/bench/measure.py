@@ -54,11 +54,11 @@ class Report:
     def table(self) -> Table:
         rate = f"{self.product_rate / 1e12:.3g} TFLOP/s"
         table = Table(title=self.title, caption=f"share: of a large matrix product, {rate}")
-        table.add_column("what", no_wrap=True)
+        table.add_column("what")  # where a screen is narrow, words break and numbers do not
         for heading in ("ms", "spread", "tokens/s", "share", "speed"):
             table.add_column(heading, justify="right", no_wrap=True)
         if any(row.note for row in self.rows):
-            table.add_column("note", no_wrap=True)
+            table.add_column("note")
         first = self.rows[0].tokens_per_second
         for row in self.rows:
             table.add_row(
