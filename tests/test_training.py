@@ -42,6 +42,14 @@ def test_a_run_split_anywhere_equals_the_uninterrupted_one(tmp_path, overrides, 
     assert losses(tmp_path / "whole") == losses(tmp_path / "split")
 
 
+def test_the_precision_that_fits_a_cpu(tmp_path):
+    for precision in ("auto", "fp32", "bf16"):
+        loop.train(debug(f"precision={precision}", "iterations=8"), tmp_path / precision)
+    auto, fp32, bf16 = (final_weights(tmp_path / name) for name in ("auto", "fp32", "bf16"))
+    assert same(auto, fp32)
+    assert not same(auto, bf16)
+
+
 def stop_at(monkeypatch, step):
     """As if SIGTERM had arrived during this iteration."""
     original = loop.Trainer.update

@@ -102,7 +102,7 @@ def listops(kind: str, form: str) -> TrainConfig:
         model=dataclasses.replace(cfg.model, heads=4, context=64),
         optimiser=OptimiserConfig(name="muon", lr=6e-3, muon_lr=0.04, decay="cosine", final=0.05),
         iterations=12_000,
-        precision="bf16",
+        precision="auto",
     )
 
 

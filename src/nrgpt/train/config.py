@@ -66,8 +66,9 @@ class TrainConfig:
     model can be stopped early. None: always model.steps."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """bf16 is autocast: weights and sums stay in fp32."""
+    precision: Literal["fp32", "bf16", "auto"] = "fp32"
+    """bf16 is autocast: weights and sums stay in fp32. auto: bf16 on a GPU, fp32 on a CPU, where
+    bf16 is slow."""
     compile: bool = False
     graph: bool = False
     """On one GPU: record each update as a CUDA graph and replay it. For small models, where

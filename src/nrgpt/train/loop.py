@@ -85,7 +85,7 @@ def steps_of_update(cfg: TrainConfig, step: int) -> int | None:
 
 def autocast(cfg: TrainConfig, device: torch.device) -> Any:
     """The precision that a run computes in."""
-    if cfg.precision == "fp32":
+    if cfg.precision == "fp32" or (cfg.precision == "auto" and device.type == "cpu"):
         return nullcontext()
     return torch.autocast(device.type, dtype=torch.bfloat16)
 

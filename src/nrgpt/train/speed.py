@@ -35,7 +35,7 @@ def matrix_product_rate(device: torch.device, precision: str) -> float:
     """FLOP/s of a large product: what model-FLOP utilisation is measured against."""
     is_cuda = device.type == "cuda"
     size = 8192 if is_cuda else 1024
-    dtype = torch.bfloat16 if precision == "bf16" and is_cuda else torch.float32
+    dtype = torch.bfloat16 if precision != "fp32" and is_cuda else torch.float32
     a = torch.randn(size, size, device=device, dtype=dtype)
     seconds = []
     for _ in range(5):
