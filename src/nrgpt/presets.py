@@ -139,7 +139,7 @@ def shakespeare(kind: str, form: str) -> TrainConfig:
         optimiser=OptimiserConfig(lr=lr),
         iterations=40_000,
         batch=64,
-        precision="bf16",
+        precision="auto",
         eval_every=500,
         save_every=1_000,
         log_every=50,

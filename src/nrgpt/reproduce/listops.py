@@ -59,7 +59,7 @@ def cases(recipe: str = "ours", seeds: int = 3, quick: bool = False) -> list[Cas
                         "model.hidden_factor": hidden,
                     }
                     if recipe == "ours":
-                        changes["precision"] = "bf16"  # the same numbers on every machine
+                        changes["precision"] = "bf16"  # the same on every machine
                     cfg = replace(PRESETS[f"listops_{kind}{form}"](), changes)
                     cfg = replace(cfg, QUICK) if quick else cfg
                     labels = {"recipe": recipe, "modulus": modulus, "answers": answers}

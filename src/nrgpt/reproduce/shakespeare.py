@@ -32,6 +32,9 @@ COLOURS = dict(zip(TITLES, ("black", "C7", "C3", "C0", "C1", "C2"), strict=True)
 WIDTHS: tuple[int, ...] = GRIDS["shakespeare"]["model.width"]
 RATES: tuple[float, ...] = GRIDS["shakespeare"]["optimiser.lr"]
 
+PRECISION = {"precision": "bf16"}
+"""The same numbers on every machine."""
+
 LONG = {"model.width": 512, "model.steps": 6, "iterations": 40_000, "eval_every": 1_000}
 """The sizes of the paper's largest best configuration, for all models alike."""
 
@@ -58,7 +61,7 @@ def cases(recipe: str = "ours", seeds: int = 3, quick: bool = False) -> list[Cas
     form = "_paper" if recipe == "paper" else ""
     planned: list[tuple[str, str, str, TrainConfig]] = []
     for kind in MODELS:
-        cfg = PRESETS[f"shakespeare_{kind}{form}"]()
+        cfg = replace(PRESETS[f"shakespeare_{kind}{form}"](), PRECISION)
         for width in WIDTHS:
             changed = replace(cfg, {"model.width": width, "model.steps": 8})
             if recipe == "ours":
@@ -76,7 +79,7 @@ def cases(recipe: str = "ours", seeds: int = 3, quick: bool = False) -> list[Cas
     if recipe == "ours":
         for size, widths in OURS.items():
             for kind, width in widths.items():
-                changes = {"model.width": width, **REGULARISED[size]}
+                changes = {"model.width": width, **REGULARISED[size], **PRECISION}
                 cfg = replace(PRESETS[f"shakespeare_{kind}"](), changes)
                 planned.append((f"ours_{size}", kind, f"w{width}", cfg))
     if quick:
