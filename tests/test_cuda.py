@@ -256,7 +256,7 @@ def test_attention(heads, size, shared, strict, tokens, dtype):
     [(1, 12, 64, False), (64, 12, 64, False), (3, 2, 63, True), (2, 12, 768, True)],
 )
 def test_attention_of_one_token(rows, heads, size, shared, strict, capacity, dtype):
-    from nrgpt.kernels.triton_kernels import attend_one
+    from nrgpt.kernels.triton_decoding import attend_one
 
     q = torch.randn(rows, 2 * heads * size, device="cuda").to(dtype)
     q = q[:, : heads * size].unflatten(-1, (heads, 1, size))

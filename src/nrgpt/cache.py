@@ -78,7 +78,7 @@ class Cache:
             first = self.lengths[0]
             kept[:, :, first : first + keys.shape[2]] = keys
         elif keys.shape[2] == 1 and keys.stride(-1) == 1 and is_fused_without_gradient(keys):
-            from .kernels.triton_kernels import keep_one
+            from .kernels.triton_decoding import keep_one
 
             keep_one(kept, keys, self.seen.positions)
         else:

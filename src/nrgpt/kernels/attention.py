@@ -178,7 +178,7 @@ def attend_with_logsumexp(
 def attend_kept(q: Tensor, kept: Tensor, seen: "Seen", scale: float, *, strict: bool) -> Tensor:
     """Attention of new tokens to those of the kept keys that they may see."""
     if q.shape[2] == 1 and is_fused_without_gradient(q):
-        from .triton_kernels import attend_one
+        from .triton_decoding import attend_one
 
         return attend_one(q, kept, seen.positions, scale, strict=strict)
     window, mask = seen.window(kept, strict=strict)

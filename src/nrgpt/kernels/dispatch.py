@@ -31,7 +31,7 @@ class Choice(NamedTuple):
     why: str
 
 
-HAS_KERNELS = Path(__file__).with_name("triton_kernels.py").exists()
+HAS_KERNELS = Path(__file__).with_name("triton_force.py").exists()
 """Not so in the code that is exported for Hugging Face, which goes without them."""
 HAS_TRITON = HAS_KERNELS and importlib.util.find_spec("triton") is not None
 _is_packed = False

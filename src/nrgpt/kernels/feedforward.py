@@ -33,7 +33,7 @@ def plain_square_force(z: Tensor, activation: str) -> Tensor:
 def pair_force(z: Tensor, activation: str) -> Tensor:
     if not choose(z, batches=True).fused:
         return plain_pair_force(z, activation)
-    from .triton_kernels import force
+    from .triton_force import force
 
     return force(z, activation, True)
 
@@ -41,7 +41,7 @@ def pair_force(z: Tensor, activation: str) -> Tensor:
 def square_force(z: Tensor, activation: str) -> Tensor:
     if not choose(z, batches=True).fused:
         return plain_square_force(z, activation)
-    from .triton_kernels import force
+    from .triton_force import force
 
     return force(z, activation, False)
 
@@ -49,7 +49,7 @@ def square_force(z: Tensor, activation: str) -> Tensor:
 def force_beside(left: Tensor, z: Tensor, activation: str, *, pair: bool) -> Tensor:
     """``left`` and the force of z, side by side."""
     if not z.requires_grad and not left.requires_grad and choose(z).fused and left.dtype == z.dtype:
-        from .triton_kernels import launch_force
+        from .triton_force import launch_force
 
         return launch_force(z, None, activation, pair, left)
     force = pair_force if pair else square_force

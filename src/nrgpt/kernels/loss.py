@@ -53,7 +53,7 @@ def loss_and_error(
     """Weighted losses of rows of logits and the gradient of their sum, which takes the logits'
     place."""
     if choose(logits).fused:
-        from .triton_kernels import cross_entropy_
+        from .triton_loss import cross_entropy_
 
         losses = cross_entropy_(logits, answer, weight, wants_gradient)
         return losses, logits if wants_gradient else None

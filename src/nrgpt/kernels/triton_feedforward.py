@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .feedforward import plain_feedforward
-from .triton_kernels import (
+from .triton_common import (
     ACTIVATION,
     activation_and_slopes,
     by_run,
@@ -247,22 +247,12 @@ def feedforward_backward(
 
 
 @feedforward.register_fake
-def _(
-    g: Tensor, R: Tensor, bias: Tensor | None, back: Tensor, activation: str, pair: bool
-) -> Tensor:
+def _(g: Tensor, *others: Any) -> Tensor:
     return torch.empty(g.shape, dtype=g.dtype, device=g.device)
 
 
 @feedforward_backward.register_fake
-def _(
-    g: Tensor,
-    R: Tensor,
-    bias: Tensor | None,
-    back: Tensor,
-    upstream: Tensor,
-    activation: str,
-    pair: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(g: Tensor, R: Tensor, bias: Tensor | None, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
     dg = torch.empty(g.shape, dtype=g.dtype, device=g.device)
     rows = R.shape[1]
     return dg, g.new_empty(2, *R.shape), g.new_empty(len(R), 0 if bias is None else rows)
