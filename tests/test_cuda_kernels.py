@@ -1,19 +1,10 @@
-"""What differs on a GPU, against the plain versions. Skipped where there is none."""
-
-import copy
-import dataclasses
+"""The kernels of a GPU against the plain versions. Skipped where there is none."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from nrgpt import LanguageModel, ModelConfig
-from nrgpt.dynamics.landscape import TokenLandscape, lowest_curvatures, minimise
-from nrgpt.dynamics.relax import Stop, relax
-from nrgpt.dynamics.solvers import Anderson, Backtracking, Momentum, Plain
-from nrgpt.dynamics.trajectory import trajectory
-from nrgpt.generate import generate
 from nrgpt.kernels import dispatch
 from nrgpt.kernels.attention import attend, attend_read, plain_attend_read
 from nrgpt.kernels.feedforward import (
@@ -26,9 +17,7 @@ from nrgpt.kernels.feedforward import (
     square_force,
 )
 from nrgpt.kernels.loss import head_loss, plain_loss
-from nrgpt.train.config import OptimiserConfig
-from nrgpt.train.packed_step import PackedStep
-from tests.models import BLOCKS, COUPLINGS, FEEDFORWARDS, MASKS, config, randomised, relative
+from tests.models import relative
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -69,7 +58,7 @@ def feedforward_inputs(tokens, width, hidden, *, pair, bias, runs=()):
     ]
 
 
-def compare_with_float64(fused, plain, inputs, most=LARGEST[torch.bfloat16]):
+def assert_like_float64(fused, plain, inputs, most=LARGEST[torch.bfloat16]):
     """Results and all gradients of two functions of the same inputs, some of which are None."""
     exact = [None if x is None else x.detach().double().requires_grad_() for x in inputs]
     found, expected = fused(*inputs), plain(*exact)
@@ -97,7 +86,7 @@ def compare_with_float64(fused, plain, inputs, most=LARGEST[torch.bfloat16]):
 def test_feedforward(tokens, width, hidden, bias, activation, pair):
     inputs = feedforward_inputs(tokens, width, hidden, pair=pair, bias=bias)
     assert dispatch.choose_feedforward(inputs[0]).fused
-    compare_with_float64(
+    assert_like_float64(
         lambda g, R, b, write: feedforward(g, R, b, write, None, activation, pair=pair),
         lambda g, R, b, write: plain_feedforward(g, R, b, write, activation, pair),
         inputs,
@@ -119,7 +108,7 @@ def test_packed_feedforward(tokens, width, hidden, bias, pair):
         return plain_feedforward(g, R, b, write, "gelu", pair)
 
     with dispatch.packed():
-        compare_with_float64(torch.vmap(fused, dims), torch.vmap(plain, dims), inputs)
+        assert_like_float64(torch.vmap(fused, dims), torch.vmap(plain, dims), inputs)
 
 
 def test_feedforward_can_be_differentiated_again():
@@ -157,7 +146,7 @@ def both_of_short_contexts(heads, size, strict):
 def test_attention_in_short_contexts(heads, size, tokens, strict):
     z = read_out(tokens, heads, size)
     assert dispatch.choose_attention(z, heads).fused
-    compare_with_float64(*both_of_short_contexts(heads, size, strict), [z])
+    assert_like_float64(*both_of_short_contexts(heads, size, strict), [z])
 
 
 @pytest.mark.parametrize("strict", [True, False])
@@ -165,7 +154,7 @@ def test_attention_in_short_contexts(heads, size, tokens, strict):
 def test_attention_in_short_contexts_with_large_scores(size, strict):
     """Of standard deviation 36: where softmax is a maximum, but for ties."""
     z = read_out(145, 3, size, larger=6)
-    compare_with_float64(*both_of_short_contexts(3, size, strict), [z])
+    assert_like_float64(*both_of_short_contexts(3, size, strict), [z])
 
 
 def test_short_contexts_of_one_token():
@@ -174,7 +163,7 @@ def test_short_contexts_of_one_token():
     assert not out.any()
     (gradient,) = torch.autograd.grad(out.sum(), z)
     assert not gradient.any()
-    compare_with_float64(*both_of_short_contexts(3, 16, False), [z])
+    assert_like_float64(*both_of_short_contexts(3, 16, False), [z])
 
 
 def test_short_contexts_as_part_of_something():
@@ -182,7 +171,7 @@ def test_short_contexts_as_part_of_something():
     wide = torch.randn(63, 3, 200, device="cuda").bfloat16()
     for z in (wide[..., 7:135].transpose(0, 1), wide[:, :2, :128].permute(1, 2, 0)[..., :48]):
         fused, plain = both_of_short_contexts(2, z.shape[-1] // 4, True)
-        compare_with_float64(fused, plain, [z.requires_grad_()])
+        assert_like_float64(fused, plain, [z.requires_grad_()])
 
 
 @pytest.mark.parametrize("strict", [True, False])
@@ -191,7 +180,7 @@ def test_packed_attention_in_short_contexts(tokens, heads, size, strict):
     z = read_out(tokens, heads, size, runs=(4,))
     fused, plain = both_of_short_contexts(heads, size, strict)
     with dispatch.packed():
-        compare_with_float64(torch.vmap(fused), torch.vmap(plain), [z])
+        assert_like_float64(torch.vmap(fused), torch.vmap(plain), [z])
 
 
 @pytest.mark.parametrize("strict", [True, False])
@@ -291,201 +280,3 @@ def test_loss(tokens, dtype, monkeypatch):
         torch.autograd.grad(found, (h, head)), torch.autograd.grad(expected, exact), strict=True
     ):
         assert relative(ours.double(), theirs) < LARGEST[dtype]
-
-
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("coupling", COUPLINGS)
-@pytest.mark.parametrize("fields", [FEEDFORWARDS[i] for i in (0, 2, 4, 5)], ids=str)
-def test_gradients_of_all_parameters_equal_those_of_a_cpu(fields, coupling, mask):
-    model = randomised(config(mask=mask, coupling=coupling, **fields))
-    idx = torch.randint(11, (3, 13))
-    on_gpu = copy.deepcopy(model).cuda()
-    for m, i in ((model, idx), (on_gpu, idx.cuda())):
-        m(i, i)[1].backward()
-    for (name, ours), theirs in zip(on_gpu.named_parameters(), model.parameters(), strict=True):
-        if theirs.grad is not None:
-            assert relative(ours.grad.cpu(), theirs.grad) < 1e-12, name
-
-
-@pytest.mark.parametrize("autocast", [False, True])
-@pytest.mark.parametrize("fields", [{}, {"feedforward": "ff1"}, {"coupling": "full"}], ids=str)
-def test_gradients_with_the_faster_kernels(fields, autocast, monkeypatch):
-    """A model large enough for each of them, against itself without them."""
-    cfg = ModelConfig(vocab_size=40_000, context=100, width=272, heads=2, steps=2, **fields)
-    model = LanguageModel(cfg).cuda()
-    text = torch.randint(40_000, (10, 101), device="cuda")
-    gradients = []
-    for kernels in ("", "plain"):
-        monkeypatch.setenv("NRGPT_KERNELS", kernels)
-        model.zero_grad()
-        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=autocast):
-            _, loss = model(text[:, :-1], text[:, 1:], want_logits=False)
-        loss.backward()
-        gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
-    for ours, theirs in zip(*gradients, strict=True):
-        assert relative(ours, theirs) < (5e-2 if autocast else 1e-3)
-
-
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"width": 64, "rate": "free", "bias": True, "feedforward_scale": True},
-        {"width": 100, "feedforward": "ff1", "bias": True},
-        {"width": 128},
-        {"width": 104, "heads": 8, "mask": "released", "rate": "free"},
-    ],
-    ids=str,
-)
-def test_gradients_of_a_small_model(fields, compiled, monkeypatch):
-    """Small enough for feed-forward part and attention to be a kernel each, against the model
-    without them."""
-    torch._dynamo.reset()
-    model = LanguageModel(ModelConfig(vocab_size=17, context=145, steps=3, **{"heads": 2} | fields))
-    model.cuda()
-    text = torch.randint(17, (7, 146), device="cuda")
-    gradients = []
-    for kernels in ("", "plain"):
-        monkeypatch.setenv("NRGPT_KERNELS", kernels)
-        is_compiled = compiled and not kernels
-        forward = torch.compile(model, fullgraph=True) if is_compiled else model
-        model.zero_grad()
-        with torch.autocast("cuda", dtype=torch.bfloat16):
-            assert dispatch.choose_feedforward(model.tokens).fused == (not kernels)
-            assert dispatch.choose_attention(model.tokens, heads=2).fused == (not kernels)
-            _, loss = forward(text[:, :-1], text[:, 1:], want_logits=False)
-        loss.backward()
-        gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
-    for ours, theirs in zip(*gradients, strict=True):
-        assert relative(ours, theirs) < 5e-2
-
-
-SMALL = ModelConfig(vocab_size=17, context=64, width=32, heads=2, steps=3, hidden_factor=2)
-
-
-@pytest.mark.parametrize("block", BLOCKS)
-@pytest.mark.parametrize("optimiser", ["adamw", "muon"])
-def test_a_recorded_update_is_the_same_update(block, optimiser):
-    cfg = dataclasses.replace(SMALL, block=block)
-    settings = [OptimiserConfig(name=optimiser, lr=lr) for lr in (1e-3, 3e-3)]
-    torch.manual_seed(0)
-    models = [LanguageModel(cfg).cuda() for _ in settings]
-    plain = PackedStep(copy.deepcopy(models), settings)
-    recorded = PackedStep(copy.deepcopy(models), settings, graph=True)
-    for number in range(8):
-        text = torch.randint(17, (2, 4, 65), device="cuda")
-        rates = torch.full((2,), 1 / (1 + number), dtype=torch.float64, device="cuda")
-        losses = [s(text[..., :-1], text[..., 1:], None, rates)[0] for s in (plain, recorded)]
-        assert (losses[0] - losses[1]).abs().max() < 1e-4
-    for name, weight in plain.weights.items():
-        assert relative(recorded.weights[name], weight) < 1e-3, name
-
-
-@pytest.mark.parametrize("runs", [1, 2])
-@pytest.mark.parametrize("compile", [False, True])
-def test_a_recorded_update_in_bfloat16(compile, runs):
-    settings = [OptimiserConfig(lr=1e-3 * (1 + run)) for run in range(runs)]
-    models = [LanguageModel(SMALL).cuda() for _ in settings]
-    losses = []
-    for options in ({}, {"graph": True, "compile": compile}):
-        torch._dynamo.reset()
-        step = PackedStep(
-            copy.deepcopy(models),
-            settings,
-            precision=lambda: torch.autocast("cuda", dtype=torch.bfloat16),
-            **options,
-        )
-        torch.manual_seed(0)
-        for _ in range(8):
-            text = torch.randint(17, (runs, 4, 65), device="cuda")
-            rates = torch.ones(runs, dtype=torch.float64, device="cuda")
-            found, fine = step(text[..., :-1], text[..., 1:], None, rates)
-            assert fine.all()
-        losses.append(found)
-    assert (losses[0] - losses[1]).abs().max() < 1e-2
-
-
-def talkative(**fields):
-    model = randomised(dataclasses.replace(SMALL, tied=False, **fields)).float().cuda()
-    with torch.no_grad():
-        model.tokens.mul_(5)
-        model.positions.mul_(5)
-    return model
-
-
-@pytest.mark.parametrize("fields", [{}, {"mask": "inclusive"}, {"coupling": "full"}], ids=str)
-@pytest.mark.parametrize("block", BLOCKS)
-def test_recorded_decoding_says_the_same(block, fields):
-    model = talkative(block=block, **fields)
-    prompts = [[3], [1, 2, 3, 4, 5, 6], list(range(16)) * 3]
-    expected = generate(model, prompts, max_new_tokens=90, cache="none")
-    assert generate(model, prompts, max_new_tokens=90) == expected
-    stop = expected[1][7]
-    assert generate(model, prompts, max_new_tokens=90, stop=stop) == [
-        new[: new.index(stop)] if stop in new else new for new in expected
-    ]
-
-
-def test_compiled_steps_do_not_compile_again():
-    model = LanguageModel(SMALL).cuda()
-    compiled = torch.compile(model, fullgraph=True)
-    text = torch.randint(17, (4, 65), device="cuda")
-    losses = []
-    for number in range(6):
-        with (
-            torch.autocast("cuda", dtype=torch.bfloat16),
-            torch._dynamo.config.patch(error_on_recompile=number > 2),
-        ):
-            _, loss = compiled(text[:, :-1], text[:, 1:], want_logits=False)
-        loss.backward()
-        losses.append(loss.item())
-    assert max(losses) - min(losses) < 1e-3
-
-
-SOLVERS = {
-    "plain": Plain(),
-    "backtracking": Backtracking(),
-    "momentum": Momentum(),
-    "anderson": Anderson(),
-}
-
-
-def certified_pair():
-    """A certified model in float64, on the CPU and on the GPU, and some tokens on each."""
-    cfg = config(feedforward="memory", rate="gamma", learn_alpha=False)
-    model = randomised(cfg)
-    idx = torch.randint(11, (3, 13))
-    return model, copy.deepcopy(model).cuda(), idx, idx.cuda()
-
-
-def test_trajectories_of_a_gpu():
-    model, on_gpu, idx, there = certified_pair()
-    ours, theirs = trajectory(on_gpu, there, there, steps=9), trajectory(model, idx, idx, steps=9)
-    assert relative(ours.energies["total"].cpu(), theirs.energies["total"]) < 1e-10
-    assert relative(ours.loss.cpu(), theirs.loss) < 1e-10
-    assert on_gpu.certificate(idx=there)
-
-
-@pytest.mark.parametrize("frozen", [False, True])
-@pytest.mark.parametrize("name", SOLVERS)
-def test_relaxing_on_a_gpu(name, frozen):
-    found = []
-    model, on_gpu, idx, there = certified_pair()
-    for m, i in ((model, idx), (on_gpu, there)):
-        past = relax(m, i).x if frozen else None
-        stop = Stop("force", 1e-3)
-        found.append(relax(m, i, steps=9, solver=SOLVERS[name], past=past, stop=stop))
-    assert relative(found[1].x.cpu(), found[0].x) < 1e-6
-    assert torch.equal(found[1].steps.cpu(), found[0].steps)
-
-
-def test_the_landscape_of_a_gpu():
-    model, on_gpu, idx, there = certified_pair()
-    found = []
-    for m, i in ((model, idx), (on_gpu, there)):
-        land = TokenLandscape(m, i[:1], token=8)
-        below = minimise(land, land.surface, land.trajectory()[-1:], iterations=300)
-        values, _ = lowest_curvatures(land, land.surface, below.u[0], 2)
-        found.append((below.energy.cpu(), values.cpu()))
-    assert relative(found[1][0], found[0][0]) < 1e-6
-    assert relative(found[1][1], found[0][1]) < 1e-3
