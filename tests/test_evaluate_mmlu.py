@@ -1,6 +1,5 @@
 """MMLU from csv files: the right questions, scored as by hand."""
 
-import csv
 import dataclasses
 import json
 import math
@@ -20,6 +19,7 @@ from nrgpt.evaluate.mmlu import (
     MMLU,
     SUBJECTS,
     MMLUResult,
+    ask,
     csv_file,
     mmlu_tasks,
     prompt,
@@ -30,25 +30,12 @@ from nrgpt.evaluate.tasks import run_tasks
 from nrgpt.model import LanguageModel
 
 from .characters import character_run
+from .questions import write_questions
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     return character_run(tmp_path_factory.mktemp("characters"), iterations=8, context=450)
-
-
-def write_questions(path: Path, number: int) -> None:
-    """Sums, whose answers stand at every place in turn."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(COLUMNS)
-        for i in range(number):
-            place = i % 4
-            choices = [f"{i + 1 + j - place}" for j in range(4)]
-            # Of several lengths: some prompts fit into the context below, and some do not.
-            asked = f'What, they "ask{"ed" * (i % 5)}", is {i} + 1?'
-            writer.writerow([asked, *choices, place])
 
 
 @pytest.fixture
@@ -106,6 +93,8 @@ def test_accuracy_is_that_of_the_likeliest_letters(run, folder):
         letters |= set(said)
     assert len(letters) > 1
     assert 0 < result.overall.correct < 16
+    assert ask(run, folder, batch_size=5) == result  # without the harness
+    assert ask(run, folder, limit=2).overall.total == 8
     assert result.groups["Medicine"].total == 8
     assert result.others.total == 2
     assert result.overall.total == 16

@@ -15,10 +15,12 @@ from nrgpt import LanguageModel
 from nrgpt.cli import app
 from nrgpt.data.shakespeare import prepare_shakespeare
 from nrgpt.evaluate.extras import MissingExtra
+from nrgpt.evaluate.mmlu import csv_file
 from nrgpt.reproduce import common, energy, flops, listops, shakespeare, text, texts, training
 from nrgpt.reproduce.fit import find_transition
 from nrgpt.train.faults import DIVERGED, TrainingError
 from tests.characters import TEXT, character_run
+from tests.questions import write_questions
 from tests.runs import debug
 
 TINY = (
@@ -232,8 +234,9 @@ def test_shakespeare_has_the_papers_sizes():
 
 @pytest.fixture
 def characters(tmp_path):
-    """A small dataset with as many characters as Shakespeare's."""
-    others = [c for c in string.printable if c not in TEXT][: 65 - len(set(TEXT))]
+    """A small dataset with as many characters as Shakespeare's, and those of questions."""
+    possible = string.digits + '"+:()' + string.ascii_letters
+    others = [c for c in possible if c not in TEXT][: 65 - len(set(TEXT))]
     (tmp_path / "text.txt").write_text("".join(others) + TEXT)
     prepare_shakespeare(tmp_path / "data", source=tmp_path / "text.txt")
     return tmp_path / "data"
@@ -256,7 +259,8 @@ def test_shakespeare_end_to_end(tmp_path, characters):
     assert "Distinct-1" in said
     assert "Not measured here: perplexity, cosine_similarity" in said
     assert "| people |" in said
-    again = shakespeare.reproduce([], tmp_path / "to", plots_only=True)
+    assert common.read_rows(tmp_path / "to")[-1]["certificate"] is True
+    again = shakespeare.reproduce([], tmp_path / "to", plots_only=True, quick=True)
     assert again == files
 
 
@@ -270,11 +274,28 @@ def test_text_metrics_without_their_packages(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(grammar, "need", missing)
     grammar.dictionary.cache_clear()
     run = character_run(tmp_path / "characters", iterations=10)
-    row = texts.metrics_of(run, {}, None, samples=2, words=5)
-    grammar.dictionary.cache_clear()
-    assert set(row["metrics"]["model"]) == {"distinct_1", "distinct_2"}
+    record = tmp_path / "to" / "runs" / "one"
+    record.mkdir(parents=True)
+    assert len(texts.keep_texts(run, record, samples=2, words=5)) == 2
+    common.write_rows(tmp_path / "to", [{"case": "one"}, {"case": "without texts"}])
+    rows = texts.with_metrics(common.read_rows(tmp_path / "to"), tmp_path / "to", None, quick=True)
+    assert set(rows[0]["metrics"]["model"]) == {"distinct_1", "distinct_2"}
     assert "left out: the spelling of texts needs" in capsys.readouterr().out
-    assert texts.columns([row]) == ["distinct_1", "distinct_2"]
+    assert texts.columns(rows[:1]) == ["distinct_1", "distinct_2"]
+
+    # Elsewhere, where there is what was missing, the same texts get the rest.
+    monkeypatch.undo()
+    grammar.dictionary.cache_clear()
+    measures = {"perplexity": lambda text: 7.0, "cosine_similarity": lambda text: 0.5}
+    monkeypatch.setattr(texts, "measures_here", lambda *_: measures)
+    full = texts.with_metrics(rows, tmp_path / "to", "some/judge")
+    assert full == common.read_rows(tmp_path / "to")
+    assert texts.columns(full[:1]) == list(texts.METRICS)
+    assert texts.heading("perplexity", full) == "perplexity, by judge"
+    assert full[0]["metrics"]["people"]["perplexity"] == 7
+    assert full[1] == {"case": "without texts"}
+    monkeypatch.setattr(texts, "measures_here", lambda *_: pytest.fail("measured again"))
+    assert texts.with_metrics(full, tmp_path / "to", "gpt2") == full
 
 
 def test_the_small_shakespeare_claim_is_that_of_its_logs():
@@ -326,14 +347,22 @@ def test_text_end_to_end(tmp_path, characters):
     cases = text.cases(characters, tokens=500, quick=True)
     assert len(cases) == 5
     cases = [case.changed(TINY) for case in cases[:1] + cases[-1:]]
+    for split, number in {"dev": 5, "test": 60}.items():
+        write_questions(csv_file(tmp_path / "mmlu", split, "astronomy"), number)
     options = {"judge": None, "quick": True, "held_out": characters, "throughput": 1e6}
+    options["mmlu"] = tmp_path / "mmlu"
     files = text.reproduce(cases, tmp_path / "to", **options)
     names = ["losses-ours.png", "table-ours.md", "samples-ours.md", "full_run.md"]
     assert [file.name for file in files] == names
     row = common.read_rows(tmp_path / "to")[0]
     assert row["held_out"]["loss"] == pytest.approx(row["val_loss_full"])
     assert len(row["texts"]) == 2
-    assert "held out, whole split" in files[1].read_text()
+    assert row["mmlu"]["overall"]["total"] == 50
+    table = files[1].read_text()
+    assert "held out, whole split" in table
+    assert f"{100 * row['mmlu']['overall']['accuracy']:.1f} ± " in table
+    assert "| people |" in table
     assert "| GPT | NRGPT FF2W, as many parameters |" in files[2].read_text()
     assert "| as given | 1,000,000 | 1.7 |" in files[3].read_text()  # 49.152e9 / 8e6 s
-    assert text.reproduce([], tmp_path / "to", plots_only=True, throughput=1e6) == files
+    again = {"plots_only": True, "throughput": 1e6, "quick": True}
+    assert text.reproduce([], tmp_path / "to", **again) == files

@@ -153,6 +153,9 @@ def text(
         Path | None, typer.Option(help="A prepared dataset, from `nrgpt data text`.")
     ] = None,
     held_out: Annotated[Path | None, typer.Option(help="Another, to evaluate on only.")] = None,
+    mmlu: Annotated[
+        Path | None, typer.Option(help="MMLU's csv files, to ask 50 questions a subject.")
+    ] = None,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens that each model sees.")] = 100_000_000,
     throughput: Annotated[
         float | None, typer.Option(help="Tokens/s of one GPU, to estimate the full run by.")
@@ -185,6 +188,7 @@ def text(
         found = chosen(text.cases(data, recipe, seeds or 1, tokens, quick), only, overrides)
     options: dict[str, Any] = {
         "held_out": held_out,
+        "mmlu": mmlu,
         "judge": None if judge == "none" or quick else judge,
         "throughput": throughput,
         "quick": quick,

@@ -12,15 +12,20 @@ import contextlib
 import csv
 import io
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.progress import track
 from rich.table import Table
+from torch.nn.utils.rnn import pad_sequence
 
 from ..config import suggestion
+from ..generate import evaluating
+from ..runs import Run
 from .extras import need
 from .listops import Score
 
@@ -162,8 +167,12 @@ def mmlu_tasks(
     return [Subject(config=task_config(name, shots)) for name in names]
 
 
-def task_config(subject: str, shots: int) -> dict[str, Any]:
+def introduction(subject: str) -> str:
     about = subject.replace("_", " ")
+    return f"The following are multiple choice questions (with answers) about {about}.\n\n"
+
+
+def task_config(subject: str, shots: int) -> dict[str, Any]:
     return {
         "task": f"mmlu_{subject}",
         "dataset_name": subject,
@@ -172,8 +181,7 @@ def task_config(subject: str, shots: int) -> dict[str, Any]:
         "fewshot_config": {"sampler": "first_n"},
         "num_fewshot": shots,
         "output_type": "multiple_choice",
-        "description": f"The following are multiple choice questions (with answers) about {about}."
-        "\n\n",
+        "description": introduction(subject),
         "doc_to_text": prompt,
         "doc_to_choice": LETTERS,
         "doc_to_target": "answer",
@@ -240,6 +248,50 @@ class MMLUResult:
         if (average := self.average) is not None:
             table.add_row("mean of the groups", "", "", percent(average[0]), percent(average[1]))
         return table
+
+
+@torch.no_grad()
+def ask(
+    run: Run,
+    folder: Path,
+    *,
+    limit: int | None = None,
+    shots: int = SHOTS,
+    batch_size: int = 32,
+) -> MMLUResult:
+    """The same questions and scores without the harness, whose packages not every machine has:
+    of a question, one forward pass and four logits. ``limit``: so many of each subject."""
+    answers = [run.encode(f" {letter}") for letter in LETTERS]
+    if len({tuple(answer[:-1]) for answer in answers}) > 1:
+        raise ValueError("MMLU: these tokens tell the four letters apart before their last one")
+    last = torch.tensor([answer[-1] for answer in answers])
+    asked: list[tuple[list[int], str, int]] = []
+    for subject in subjects_of(["mmlu"], folder):
+        examples = read_questions(csv_file(folder, "dev", subject))[:shots]
+        shown = [f"{prompt(one)} {LETTERS[one['answer']]}\n\n" for one in examples]
+        before = "".join([introduction(subject), *shown])
+        for question in read_questions(csv_file(folder, "test", subject))[:limit]:
+            tokens = [*run.encode(before + prompt(question)), *answers[0][:-1]]
+            asked.append((tokens[-run.model.cfg.context :], subject, question["answer"]))
+    asked.sort(key=lambda one: -len(one[0]))
+    right: Counter[str] = Counter()
+    with evaluating(run.model):
+        for i in track(range(0, len(asked), batch_size), "MMLU"):
+            batch = asked[i : i + batch_size]
+            rows = [torch.tensor(tokens) for tokens, _, _ in batch]
+            idx = pad_sequence(rows, batch_first=True).to(run.model.tokens.device)
+            for x in run.model.states(idx):  # noqa: B007
+                pass  # the last one counts; what stands right of a token, a causal model ignores
+            ends = torch.tensor([len(row) - 1 for row in rows], device=idx.device)
+            logits = run.model.readout(x[torch.arange(len(rows), device=idx.device), ends])
+            said = logits[:, last.to(idx.device)].argmax(-1).tolist()
+            right.update(
+                subject
+                for (_, subject, answer), one in zip(batch, said, strict=True)
+                if one == answer
+            )
+    totals = Counter(subject for _, subject, _ in asked)
+    return MMLUResult({name: Score(right[name], total) for name, total in totals.items()})
 
 
 def pooled(scores: Sequence[Score]) -> Score:

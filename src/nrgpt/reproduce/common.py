@@ -80,8 +80,7 @@ def carry_out(
     for pack in train_all(todo, processes):
         for _, run in pack:
             rows[run.name] = keep_record(missing[run.name], run, to, measure, packed=len(pack))
-            text = "".join(json.dumps(row) + "\n" for row in rows.values())
-            write_atomically(to / "results.jsonl", text)
+            write_rows(to, rows.values())
             if forget:
                 shutil.rmtree(run / "checkpoints", ignore_errors=True)
     if missing:
@@ -92,6 +91,10 @@ def carry_out(
 def read_rows(to: Path) -> list[Row]:
     path = to / "results.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def write_rows(to: Path, rows: Iterable[Row]) -> None:
+    write_atomically(to / "results.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def keep_record(case: Case, run: Path, to: Path, measure: Measure, packed: int) -> Row:

@@ -112,12 +112,9 @@ def shrink(
     return found
 
 
-def measure(
-    case: Case, run: Path, record: Path, *, judge: str | None, samples: int, words: int
-) -> Row:
-    """The whole split at the best checkpoint too; text metrics where a table has them."""
-    device = device_named("auto")
-    best = load_run(run, device=device)
+def measure(case: Case, run: Path, record: Path, *, samples: int, words: int) -> Row:
+    """The whole split at the best checkpoint too; texts where a table has their metrics."""
+    best = load_run(run, device=device_named("auto"))
     loss = json.loads((run / "result.json").read_text())["val_loss_full"]
     if best.step != case.cfg.iterations:
         loss = split_loss(best.model, best.dataset(verify=False).tokens("val")).loss
@@ -125,8 +122,7 @@ def measure(
     if case.labels["model"] == "nrgpt_certified":
         row["certificate"] = bool(best.model.certificate())
     if case.labels["part"] == "table" or case.labels["part"].startswith("ours"):
-        measures = texts.measures_here(judge, device) if samples > 2 else {}
-        row |= texts.metrics_of(best, measures, judge, samples=samples, words=words)
+        texts.keep_texts(best, record, samples=samples, words=words)
     return row
 
 
@@ -139,8 +135,9 @@ def reproduce(
     **options: Any,
 ) -> list[Path]:
     samples, words = (2, 10) if quick else (8, 200)
-    measured = partial(measure, judge=judge, samples=samples, words=words)
+    measured = partial(measure, samples=samples, words=words)
     rows = carry_out(cases, to, measured, **options)
+    rows = texts.with_metrics(rows, to, judge, quick)
     files = []
     for part, recipe in grouped(rows, "part", "recipe"):
         own = [row for row in rows if (row["part"], row["recipe"]) == (part, recipe)]

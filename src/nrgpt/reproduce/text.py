@@ -8,15 +8,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ..config import check_choice
 from ..data.shards import Dataset
 from ..dynamics.figures import new_figure, save
 from ..evaluate.loss import bits_of_text, split_loss
-from ..evaluate.samples import model_texts
+from ..evaluate.mmlu import ask
+from ..evaluate.samples import first_words
 from ..overrides import replace
 from ..presets import PRESETS
 from ..runs import Run, load_run
 from ..train.distributed import device_named
+from ..train.loop import autocast
 from ..train.report import read_metrics
 from . import texts
 from .common import Case, Row, carry_out, failures, grouped, markdown, spread, write_text
@@ -39,6 +43,8 @@ BATCH = 32
 """Sequences of an update, a fifteenth of the paper's: for tens of millions of tokens, more updates
 serve better than larger ones. They fit a GPU of 80 GB."""
 GPUS = 8
+QUESTIONS = 50
+"""Of each subject of MMLU: 2,850 in all, enough to tell chance from knowledge."""
 
 QUICK: dict[str, Any] = {
     "batch": 4, "model.context": 32, "model.steps": 3, "model.heads": 4,
@@ -92,19 +98,21 @@ def measure(
     record: Path,
     *,
     held_out: Path | None,
-    judge: str | None,
+    mmlu: Path | None,
     samples: int,
     words: int,
 ) -> Row:
-    """Bits per byte, the held-out dataset, text metrics, and texts to read side by side."""
+    """Bits per byte, the held-out dataset, MMLU, and texts to measure and to read side by side."""
     device = device_named("auto")
     loaded = load_run(run, case.cfg.iterations, device=device)
     row: Row = {"bits": bits_on(loaded, loaded.dataset(verify=False))["bits"]}
     if held_out is not None:
         row["held_out"] = bits_on(loaded, Dataset.open(held_out))
-    measures = texts.measures_here(judge, device) if samples > 2 else {}
-    row |= texts.metrics_of(loaded, measures, judge, samples=samples, words=words)
-    row["texts"] = model_texts(loaded, number=2, words=words // 2)
+    if mmlu is not None:
+        with autocast(case.cfg, torch.device(device)):  # as it was trained
+            row["mmlu"] = ask(loaded, mmlu, limit=QUESTIONS).as_dict()
+    written = texts.keep_texts(loaded, record, samples=samples, words=words)
+    row["texts"] = [first_words(text, words // 2) for text in written[:2]]
     speeds = [e["tokens_per_second"] for e in read_metrics(run) if "tokens_per_second" in e]
     return row | {"tokens_per_second": statistics.median(speeds)}
 
@@ -123,14 +131,16 @@ def reproduce(
     to: Path,
     *,
     held_out: Path | None = None,
+    mmlu: Path | None = None,
     judge: str | None = "gpt2",
     throughput: float | None = None,
     quick: bool = False,
     **options: Any,
 ) -> list[Path]:
     samples, words = (2, 10) if quick else (8, 200)
-    measured = partial(measure, held_out=held_out, judge=judge, samples=samples, words=words)
+    measured = partial(measure, held_out=held_out, mmlu=mmlu, samples=samples, words=words)
     rows = carry_out(cases, to, measured, **options)
+    rows = texts.with_metrics(rows, to, judge, quick)
     files = []
     for (recipe,) in grouped(rows, "recipe"):
         own = [row for row in rows if row["recipe"] == recipe]
@@ -173,6 +183,7 @@ def table(rows: Sequence[Row], recipe: str) -> str:
     measured = [row for row in rows if "metrics" in row]
     metrics, lines = texts.columns(measured), []
     outside = [row for row in measured if "held_out" in row]
+    asked = any("mmlu" in row for row in rows)
     for (title,), own in grouped(rows, "model").items():
         first = own[0]
         line: list[Any] = [title, first["width"], first["heads"], first["steps"]]
@@ -187,12 +198,18 @@ def table(rows: Sequence[Row], recipe: str) -> str:
             losses = [row["held_out"]["loss"] for row in own if "held_out" in row]
             line.append(spread(losses) if losses else "-")
         line += [f"{first['training_flops']:.3g}", f"{first['seconds']:,.0f}"]
+        if asked:
+            line.append(mmlu_of(first))
         line += [texts.mean_of(own, "model", name) for name in metrics]
         lines.append(line)
+    if metrics:
+        people = [texts.mean_of(measured, "people", name) for name in metrics]
+        lines.append(["people", *[""] * (len(lines[0]) - 1 - len(metrics)), *people])
     headings = [
         "model", "D", "heads", "steps", "tied", "untied", "seeds", "training, estimate",
         "validation, estimate", "validation, whole split", "bits per byte or character",
         *(["held out, whole split"] if outside else []), "training FLOPs", "seconds",
+        *(["MMLU ± standard error (chance: 25 %)"] if asked else []),
         *(texts.heading(name, measured) for name in metrics),
     ]  # fmt: skip
     seen = " or ".join(f"{tokens:,}" for tokens in sorted({row["tokens"] for row in rows}))
@@ -205,6 +222,13 @@ def table(rows: Sequence[Row], recipe: str) -> str:
         names = sorted({row["held_out"]["dataset"] for row in outside})
         said += f"Held out: {', '.join(names)}, of which nothing was trained on.\n\n"
     return said + markdown(headings, lines) + failures(rows)
+
+
+def mmlu_of(row: Row) -> str:
+    if "mmlu" not in row:
+        return "-"
+    overall = row["mmlu"]["overall"]
+    return f"{100 * overall['accuracy']:.1f} ± {100 * overall['stderr']:.1f} %"
 
 
 def side_by_side(rows: Sequence[Row]) -> str:
