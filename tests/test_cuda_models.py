@@ -132,6 +132,43 @@ def test_a_recorded_update_in_bfloat16(compile, runs):
     assert (losses[0] - losses[1]).abs().max() < 1e-2
 
 
+@pytest.mark.parametrize("part", ["gradients", "optimiser"])
+@pytest.mark.parametrize(
+    ("runs", "fields"),
+    [
+        (1, {"vocab_size": 40_000, "width": 128}),  # a loss in chunks
+        (1, {"vocab_size": 40_000, "width": 128, "block": "gpt"}),
+        (3, {"vocab_size": 65, "width": 136}),  # a weight whose numbers are no multiple of 32
+    ],
+    ids=str,
+)
+def test_what_is_compiled_computes_the_same(runs, fields, part):
+    cfg = ModelConfig(context=100, heads=4, steps=2, **fields)
+    models = [LanguageModel(cfg).cuda() for _ in range(runs)]
+    text = torch.randint(cfg.vocab_size, (runs, 10, 101), device="cuda")
+    settings = [OptimiserConfig(name="adamw", lr=1e-3)] * runs
+    found = []
+    for compile in (False, True):
+        step = PackedStep(
+            copy.deepcopy(models),
+            settings,
+            precision=lambda: torch.autocast("cuda", dtype=torch.bfloat16),
+            compile=compile,
+        )
+        if part == "gradients":
+            with step.computing():
+                losses = step.losses(text[..., :-1], text[..., 1:], None, None)
+            found.append(torch.autograd.grad(losses.sum(), step.leaves))
+        else:
+            torch.manual_seed(1)
+            gradients = [torch.randn_like(w) for w in step.optimiser.weights.values()]
+            ones = torch.ones(runs, device="cuda")
+            assert step.optimise(gradients, ones, ones.double()).all()
+            found.append([weight.detach() for weight in step.optimiser.weights.values()])
+    for ours, theirs in zip(*found, strict=True):
+        assert relative(ours, theirs) < (5e-2 if part == "gradients" else 1e-5)
+
+
 def talkative(**fields):
     model = randomised(dataclasses.replace(SMALL, tied=False, **fields)).float().cuda()
     with torch.no_grad():

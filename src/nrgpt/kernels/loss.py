@@ -86,7 +86,8 @@ class ChunkedLoss(torch.autograd.Function):
             logits = F.linear(h[part], head, bias)  # in bfloat16 under autocast
             answer, weight = targets[part].clamp(min=0), counted[part] * share
             losses, error = loss_and_error(logits, answer, weight, wants_gradient)
-            loss += losses.sum()
+            # Not in place: of what is, torch.compile before 2.12 takes the gradient for zero.
+            loss = loss + losses.sum()
             if error is None:
                 continue
             if dh is not None:

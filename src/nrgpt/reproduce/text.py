@@ -2,6 +2,7 @@
 for all; and what the paper's own run would cost."""
 
 import dataclasses
+import json
 import statistics
 from collections.abc import Sequence
 from functools import partial
@@ -13,12 +14,12 @@ import torch
 from ..config import check_choice
 from ..data.shards import Dataset
 from ..dynamics.figures import new_figure, save
-from ..evaluate.loss import bits_of_text, split_loss
+from ..evaluate.loss import SplitLoss, bits_of_text, split_loss
 from ..evaluate.mmlu import ask
 from ..evaluate.samples import first_words
 from ..overrides import replace
 from ..presets import PRESETS
-from ..runs import Run, load_run
+from ..runs import load_run
 from ..train.distributed import device_named
 from ..train.loop import autocast
 from ..train.report import read_metrics
@@ -105,11 +106,15 @@ def measure(
     """Bits per byte, the held-out dataset, MMLU, and texts to measure and to read side by side."""
     device = device_named("auto")
     loaded = load_run(run, case.cfg.iterations, device=device)
-    row: Row = {"bits": bits_on(loaded, loaded.dataset(verify=False))["bits"]}
-    if held_out is not None:
-        row["held_out"] = bits_on(loaded, Dataset.open(held_out))
-    if mmlu is not None:
-        with autocast(case.cfg, torch.device(device)):  # as it was trained
+    result = json.loads((run / "result.json").read_text())
+    names = ("val_loss_full", "val_loss_full_tokens", "val_loss_full_least_context")
+    whole = SplitLoss(*(result[name] for name in names))
+    row: Row = {"bits": in_bits(whole, loaded.dataset(verify=False))["bits"]}
+    with autocast(case.cfg, torch.device(device)):  # computed as in training
+        if held_out is not None:
+            other = Dataset.open(held_out)
+            row["held_out"] = in_bits(split_loss(loaded.model, other.tokens("val")), other)
+        if mmlu is not None:
             row["mmlu"] = ask(loaded, mmlu, limit=QUESTIONS).as_dict()
     written = texts.keep_texts(loaded, record, samples=samples, words=words)
     row["texts"] = [first_words(text, words // 2) for text in written[:2]]
@@ -117,11 +122,9 @@ def measure(
     return row | {"tokens_per_second": statistics.median(speeds)}
 
 
-def bits_on(run: Run, dataset: Dataset) -> dict[str, Any]:
-    """The whole validation split of a dataset with the model's tokens."""
-    tokens = dataset.tokens("val")
-    loss = split_loss(run.model, tokens)
-    bits = bits_of_text(loss, tokens, dataset.tokenizer)
+def in_bits(loss: SplitLoss, dataset: Dataset) -> dict[str, Any]:
+    """The loss of a dataset's whole validation split, also per unit of text."""
+    bits = bits_of_text(loss, dataset.tokens("val"), dataset.tokenizer)
     named = {} if bits is None else {"unit": bits.unit, "bits": bits.per_unit}
     return {"bits": None, **dataclasses.asdict(loss), **named, "dataset": dataset.folder.name}
 

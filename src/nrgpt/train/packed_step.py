@@ -28,6 +28,10 @@ from .speed import compile_model, forget_compiled
 BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """All but cuDNN's, for which a compiler sees an output under vmap that is not there."""
 
+OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {"comprehensive_padding": False}
+"""With rows that the compiler pads, torch 2.11 mixes up numbers on a GPU where a weight (P, n) of
+several runs is seen as (P, rows, columns) and n is no multiple of 32."""
+
 
 class PackedStep:
     """``step(x, y, masks, rates)`` updates all runs; x, y: (P, batch, tokens), rates: (P,).
@@ -72,10 +76,10 @@ class PackedStep:
         if compile:
             if len(models) > 1:
                 forget_compiled()
-                self.losses = torch.compile(self.losses, dynamic=False)
+                self.losses = torch.compile(self.losses, dynamic=False, options=OPTIONS)
             else:
                 compile_model(self.model)
-            self.optimise = torch.compile(self.optimise, dynamic=False)
+            self.optimise = torch.compile(self.optimise, dynamic=False, options=OPTIONS)
         self.updated: Callable[..., tuple[Tensor, Tensor]] = self.update
         self.estimated: Callable[..., Tensor] = self.estimate
         if graph:
