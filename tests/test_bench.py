@@ -54,6 +54,19 @@ def test_every_suite_runs_and_writes_its_numbers(tmp_path, monkeypatch):
     assert "aten::" in result.output
 
 
+def test_a_step_without_a_gradient_is_not_timed(monkeypatch):
+    step = suites.Step(LanguageModel(TINY), 3, torch.device("cpu"))
+    assert step.work().tokens == 27
+    loss = step.loss
+    monkeypatch.setattr(step, "loss", lambda: loss() * 0)
+    with pytest.raises(RuntimeError, match="does not learn"):
+        step.work()
+    packed = suites.RecordedStep(TINY, 3, torch.device("cpu"), runs=2)
+    monkeypatch.setattr(packed.step, "optimise", lambda gradient, losses, rates: losses > 0)
+    with pytest.raises(RuntimeError, match="does not learn"):
+        packed.work()
+
+
 def test_recomputing_steps_keeps_memory_from_growing_with_them():
     kept = {}
     for recompute in (False, True):

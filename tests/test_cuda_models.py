@@ -138,6 +138,7 @@ def test_a_recorded_update_in_bfloat16(compile, runs):
     [
         (1, {"vocab_size": 40_000, "width": 128}),  # a loss in chunks
         (1, {"vocab_size": 40_000, "width": 128, "block": "gpt"}),
+        (1, {"vocab_size": 17, "width": 272, "coupling": "full"}),  # attention by tiles
         (3, {"vocab_size": 65, "width": 136}),  # a weight whose numbers are no multiple of 32
     ],
     ids=str,
@@ -163,7 +164,8 @@ def test_what_is_compiled_computes_the_same(runs, fields, part):
             torch.manual_seed(1)
             gradients = [torch.randn_like(w) for w in step.optimiser.weights.values()]
             ones = torch.ones(runs, device="cuda")
-            assert step.optimise(gradients, ones, ones.double()).all()
+            joined = step.optimiser.flat.joined(gradients)
+            assert step.optimise(joined, ones, ones.double()).all()
             found.append([weight.detach() for weight in step.optimiser.weights.values()])
     for ours, theirs in zip(*found, strict=True):
         assert relative(ours, theirs) < (5e-2 if part == "gradients" else 1e-5)

@@ -18,7 +18,7 @@ from nrgpt.train import loop, packed
 from nrgpt.train.config import OptimiserConfig
 from nrgpt.train.faults import TrainingError
 from nrgpt.train.optim import make_optimisers, set_rate
-from nrgpt.train.packed_optim import PackedOptimiser, newton_schulz
+from nrgpt.train.packed_optim import Flat, PackedOptimiser, newton_schulz
 from nrgpt.train.packed_step import PackedStep
 from tests.models import BLOCKS, config, randomised, relative
 from tests.runs import debug, final_weights, losses, same
@@ -85,7 +85,8 @@ def test_muon_equals_that_of_torch(shape):
         for run, w in enumerate(lone)
     ]
     for gradient in gradients:
-        assert packed.step([gradient, gradient.mT], torch.zeros(3), rates).all()
+        joined = packed.flat.joined([gradient, gradient.mT])
+        assert packed.step(joined, torch.zeros(3), rates).all()
         for w, own_gradient, optimiser in zip(lone, gradient, optimisers, strict=True):
             w.grad = own_gradient.clone()
             optimiser.step()
@@ -95,6 +96,20 @@ def test_muon_equals_that_of_torch(shape):
     wide = gradients[0] if shape[0] <= shape[1] else gradients[0].mT
     singular = torch.linalg.svdvals(newton_schulz(wide).float())
     assert 0.3 < singular.min() < singular.max() < 1.6
+
+
+def test_weights_side_by_side_and_back():
+    """Parts that do not fill their places, and one that is turned."""
+    weights = {"a": torch.randn(2, 3, 5), "b": torch.randn(2, 7), "c": torch.randn(2, 16)}
+    flat = Flat(weights)
+    parts = [weights["a"].mT.contiguous().mT, weights["b"], weights["c"]]
+    buffer = flat.joined(parts)
+    assert buffer.shape == (2, flat.size) == (2, 48)
+    assert all(
+        torch.equal(*pair) for pair in zip(flat.views(buffer), weights.values(), strict=True)
+    )
+    assert buffer.count_nonzero() == 2 * (15 + 7 + 16)
+    assert torch.equal(flat.joined(parts[:1]), buffer[:, :16])
 
 
 SHORT = ("iterations=12", "save_every=5", "eval_every=6", "log_every=3", "model.dropout=0.1")

@@ -46,17 +46,30 @@ class Step:
             _, loss = self.called(self.idx, self.targets, want_logits=False)
         return loss
 
-    def __call__(self) -> None:
+    def __call__(self) -> Tensor:
         self.model.zero_grad()
-        self.loss().backward()
+        loss = self.loss()
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for optimiser in self.optimisers:
             optimiser.step()
+        return loss.detach()
 
     def work(self, note: str = "") -> Work:
+        check_that_it_learns(self)
         batch = len(self.idx)
         flops = flops_per_token(self.model.cfg, batch=batch)
         return Work(self, batch * self.model.cfg.context, flops, note)
+
+
+def check_that_it_learns(step: Callable[[], Tensor]) -> None:
+    """A step on one and the same batch. What computes no gradient would be fast, and worthless."""
+    losses = [step().mean() for _ in range(5)]
+    if not losses[-1] < losses[0]:
+        raise RuntimeError(
+            f"{step.__class__.__name__}: after four updates on one batch its loss is "
+            f"{losses[-1].item():.4f} and was {losses[0].item():.4f}; what is timed does not learn"
+        )
 
 
 def describe(cfg: ModelConfig, batch: int) -> str:
@@ -128,12 +141,14 @@ class RecordedStep:
         self.idx, self.targets = text[..., :-1].contiguous(), text[..., 1:].contiguous()
         self.rates = torch.ones(runs, dtype=torch.float64, device=device)
 
-    def __call__(self) -> None:
-        self.step(self.idx, self.targets, None, self.rates)
+    def __call__(self) -> Tensor:
+        losses, _ = self.step(self.idx, self.targets, None, self.rates)
+        return losses
 
     def work(self, times: int = 1) -> Work:
         """``times`` updates. On a GPU several such are timed in a row, since in training nobody
         waits for one before the next is sent."""
+        check_that_it_learns(self)
         parts = IN_A_ROW if self.idx.is_cuda else 1
 
         def call() -> None:

@@ -29,11 +29,16 @@ OURS: dict[str, Any] = {
 }  # fmt: skip
 """The task and the energy of our ListOps recipe."""
 OURS_BY_STEPS: dict[int, dict[str, Any]] = {
-    30: {"optimiser.lr": 2e-3, "optimiser.muon_lr": 0.01},
-    100: {"optimiser.lr": 1.5e-3, "optimiser.muon_lr": 0.005, "model.rate_scale": 0.05},
+    30: {"iterations": 10_000, "optimiser.lr": 1e-3, "optimiser.muon_lr": 0.005},
+    100: {
+        "iterations": 8_000,
+        "optimiser.lr": 1e-3,
+        "optimiser.muon_lr": 0.002,
+        "model.rate_scale": 0.05,
+    },
 }
-"""The deeper, the smaller: at the recipe's rates 30 steps learn nothing before these have decayed
-to a third, since x grows in proportion to steps and weights."""
+"""The deeper, the smaller the rates: at the recipe's own, 30 steps learn nothing before these have
+decayed to a third, since x grows in proportion to steps and weights (experiments/energy)."""
 
 QUICK: dict[str, Any] = {
     "iterations": 40, "optimiser.warmup": 5, "batch": 8, "model.width": 16, "model.context": 64,

@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ..config import check_choice
 from ..dynamics.figures import new_figure, save
 from ..evaluate.loss import split_loss
@@ -16,6 +18,7 @@ from ..presets import GRIDS, MODELS, PRESETS
 from ..runs import load_run
 from ..train.config import TrainConfig
 from ..train.distributed import device_named
+from ..train.precision import autocast
 from ..train.report import read_metrics
 from . import texts
 from .common import Case, Row, carry_out, failures, grouped, markdown, means, spread, write_text
@@ -114,10 +117,12 @@ def shrink(
 
 def measure(case: Case, run: Path, record: Path, *, samples: int, words: int) -> Row:
     """The whole split at the best checkpoint too; texts where a table has their metrics."""
-    best = load_run(run, device=device_named("auto"))
+    device = device_named("auto")
+    best = load_run(run, device=device)
     loss = json.loads((run / "result.json").read_text())["val_loss_full"]
     if best.step != case.cfg.iterations:
-        loss = split_loss(best.model, best.dataset(verify=False).tokens("val")).loss
+        with autocast(case.cfg, torch.device(device)):
+            loss = split_loss(best.model, best.dataset(verify=False).tokens("val")).loss
     row: Row = {"val_loss_full_best": loss, "val_loss_full_best_step": best.step}
     if case.labels["model"] == "nrgpt_certified":
         row["certificate"] = bool(best.model.certificate())

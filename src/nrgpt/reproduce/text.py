@@ -21,7 +21,7 @@ from ..overrides import replace
 from ..presets import PRESETS
 from ..runs import load_run
 from ..train.distributed import device_named
-from ..train.loop import autocast
+from ..train.precision import autocast
 from ..train.report import read_metrics
 from . import texts
 from .common import Case, Row, carry_out, failures, grouped, markdown, spread, write_text

@@ -9,7 +9,7 @@ for bit.
 import dataclasses
 import json
 import time
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from .data import keep_tokenizer, open_dataset, prepare_dataset
 from .distributed import World, replicate, shard, synchronised, world
 from .faults import DIVERGED, INTERRUPTED, Interrupt, TrainingError, only_process
 from .optim import make_optimisers, rate_at, set_rate
+from .precision import autocast
 from .report import Report, environment
 from .result import write_result
 from .speed import forget_compiled, matrix_product_rate, training_flops_per_token
@@ -81,13 +82,6 @@ def steps_of_update(cfg: TrainConfig, step: int) -> int | None:
         return None
     least, most = cfg.random_steps
     return int(np.random.default_rng([cfg.seed, step, 1]).integers(least, most + 1))
-
-
-def autocast(cfg: TrainConfig, device: torch.device) -> Any:
-    """The precision that a run computes in."""
-    if cfg.precision == "fp32" or (cfg.precision == "auto" and device.type == "cpu"):
-        return nullcontext()
-    return torch.autocast(device.type, dtype=torch.bfloat16)
 
 
 def flatten(fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -26,9 +26,10 @@ from .config import OptimiserConfig, TrainConfig
 from .data import keep_tokenizer, open_dataset, prepare_dataset
 from .distributed import world
 from .faults import INTERRUPTED, Interrupt, TrainingError, only_process
-from .loop import autocast, check_config, seed_of_step, steps_of_update, train
+from .loop import check_config, seed_of_step, steps_of_update, train
 from .optim import rate_at
 from .packed_step import PackedStep
+from .precision import autocast
 from .report import Report
 from .result import write_result
 from .speed import matrix_product_rate, training_flops_per_token

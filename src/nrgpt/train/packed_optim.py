@@ -39,9 +39,19 @@ class Flat:
             for name in (self.shapes if names is None else names)
         ]
 
+    def joined(self, parts: Sequence[Tensor]) -> Tensor:
+        """A new buffer with parts at the places of the first so many weights, zeros between. (Not
+        written part by part: a compiler would go through the whole buffer for each.)"""
+        pieces = []
+        for place, part in zip(self.places.values(), parts, strict=False):
+            pieces.append(part.flatten(1))
+            if gap := -(place.stop - place.start) % ALIGNED:
+                pieces.append(part.new_zeros(len(part), gap))
+        return torch.cat(pieces, 1)
+
 
 class PackedOptimiser:
-    """``step(gradients, losses, rates)`` updates ``weights``, which are views of one buffer."""
+    """``step(gradient, losses, rates)`` updates ``weights``, which are views of one buffer."""
 
     def __init__(
         self,
@@ -56,7 +66,6 @@ class PackedOptimiser:
         runs, some = len(optimisers), next(iter(weights.values()))
         self.device = some.device
         self.buffer = some.new_zeros(runs, self.flat.size)
-        self.gradient = torch.zeros_like(self.buffer)
         views = self.flat.views(self.buffer)
         for view, weight in zip(views, ordered.values(), strict=True):
             view.copy_(weight)
@@ -96,14 +105,13 @@ class PackedOptimiser:
         return spread.to(self.device)
 
     @torch.no_grad()
-    def step(self, gradients: Sequence[Tensor], losses: Tensor, rates: Tensor) -> Tensor:
+    def step(self, gradient: Tensor, losses: Tensor, rates: Tensor) -> Tensor:
         """Which runs were updated: one whose loss or gradient is not finite stays as it is.
-        ``gradients`` come in the order of ``weights``."""
-        torch._foreach_copy_(self.flat.views(self.gradient), list(gradients))
-        norms = self.gradient.double().square().sum(1, keepdim=True).sqrt()
+        ``gradient`` is that of all weights, ``flat.joined``."""
+        norms = gradient.double().square().sum(1, keepdim=True).sqrt()
         fine = torch.isfinite(losses[:, None] + norms)
-        shrink = (self.clip / (norms + 1e-6)).clamp(max=1).to(self.gradient.dtype)
-        gradient = torch.where(fine, self.gradient * shrink, 0)
+        shrink = (self.clip / (norms + 1e-6)).clamp(max=1).to(gradient.dtype)
+        gradient = torch.where(fine, gradient * shrink, 0)
         rates = torch.where(fine, rates[:, None], 0)
         self.updates += 1
         if self.by_muon:
@@ -140,15 +148,14 @@ class PackedOptimiser:
         groups: dict[tuple[int, ...], list[str]] = {}
         for name, view in views.items():
             groups.setdefault(tuple(sorted(view.shape[1:])), []).append(name)
-        result = torch.zeros_like(directions)
-        places = dict(zip(self.by_muon, self.flat.views(result, self.by_muon), strict=True))
+        found = {}
         for names in groups.values():
             matrices = [views[name] for name in names]
             stacked = torch.cat([m.mT if is_tall(m) else m for m in matrices])
-            parts = newton_schulz(stacked).chunk(len(names))
+            parts = newton_schulz(stacked).to(directions.dtype).chunk(len(names))
             for name, part in zip(names, parts, strict=True):
-                places[name].copy_(part.mT if is_tall(places[name]) else part)
-        return result
+                found[name] = part.mT if is_tall(views[name]) else part
+        return self.flat.joined([found[name] for name in self.by_muon])
 
     def named_states(self) -> dict[str, Tensor]:
         """States (P, ...) of the optimisers, under the names that checkpoints of lone runs use."""

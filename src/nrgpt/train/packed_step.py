@@ -118,7 +118,7 @@ class PackedStep:
         weights = self.optimiser.weights.values()
         shaped = [g.view_as(w) for g, w in zip(gradients, weights, strict=True)]
         losses = losses.detach()
-        return losses, self.optimise(shaped, losses, rates)
+        return losses, self.optimise(self.optimiser.flat.joined(shaped), losses, rates)
 
     def loss_of_one(self, x: Tensor, y: Tensor, masks: Tensor | None, steps: int | None) -> Tensor:
         masks = None if masks is None else masks[0]

@@ -15,6 +15,7 @@ from ..generate import generate
 from ..model import LanguageModel
 from .checkpoint import write_atomically
 from .config import TrainConfig
+from .precision import autocast
 from .report import plot_losses
 
 
@@ -44,8 +45,11 @@ def write_result(
 
 
 def final_results(model: LanguageModel, dataset: Dataset, cfg: TrainConfig) -> dict[str, Any]:
-    """The loss on every token of the validation split, counts and, for ListOps, the accuracy."""
-    whole = split_loss(model, dataset.tokens("val"))
+    """The loss on every token of the validation split, in the precision of training (bfloat16
+    changes it by 1e-5 or so, and float32 takes many times as long on a GPU), counts and, for
+    ListOps, the accuracy."""
+    with autocast(cfg, model.tokens.device):
+        whole = split_loss(model, dataset.tokens("val"))
     results: dict[str, Any] = {
         "val_loss_full": whole.loss,
         "val_loss_full_tokens": whole.tokens,
