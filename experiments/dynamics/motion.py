@@ -9,9 +9,8 @@ from common import Results, Study, batches, mean, show, token_losses, windows
 from torch import Tensor
 
 import nrgpt
-from nrgpt.dynamics.convergence import stability, transients
+from nrgpt.dynamics.convergence import settling_order, stability, transients
 from nrgpt.dynamics.figures import energy_figure, heatmap_figure, new_figure, save, token_label
-from nrgpt.dynamics.meaning import rank_correlation
 from nrgpt.dynamics.plots import convergence_figure, doubling
 from nrgpt.evaluate.loss import split_loss
 from nrgpt.runs import Run
@@ -66,19 +65,8 @@ def about_energies(by_term: dict[str, Tensor], size: Tensor) -> dict[str, object
         "largest relative rise in the last quarter": relative[-quarter:].max().item(),
         "last relative change": ((total[-1] - total[-2]) / total[-1]).abs().mean().item(),
         "size at start and end": [size[0].mean().item(), size[-1].mean().item()],
-        "rank correlation of position and settling": position_and_settling(total),
+        "rank correlation of position and settling": settling_order(total),
     }
-
-
-def position_and_settling(total: Tensor) -> float:
-    """Do later tokens settle later? A token has settled when its energy stays within 5 % of its
-    range from where it ends."""
-    span = (total.amax(0) - total.amin(0)).clamp(min=1e-12)
-    is_away = (total - total[-1]).abs() > 0.05 * span
-    step = torch.arange(1, len(total) + 1, device=total.device)[:, None, None]
-    settled = (is_away * step).amax(0).flatten()
-    position = torch.arange(total.shape[-1], device=total.device).repeat(total.shape[1])
-    return rank_correlation(position, settled)
 
 
 def certified(study: Study) -> None:

@@ -23,6 +23,7 @@ from ..energy.total import Extra
 from ..generate import evaluating
 from ..model import LanguageModel
 from .field import Field
+from .meaning import rank_correlation
 from .relax import relax
 
 
@@ -223,3 +224,20 @@ def stability(
             if len(distances) < 2:
                 raise
     return Stability(torch.stack(distances), 1e3 * torch.finfo(rest.dtype).eps, settle)
+
+
+def settling_order(energy: Tensor) -> float:
+    """Do later tokens settle later? The rank correlation of a token's position with the step from
+    which its energy (steps, batch, tokens) stays within 5 % of its range from where it ends.
+
+    >>> steps = torch.arange(40)[:, None, None]
+    >>> one_after_the_other = torch.exp(-steps / torch.arange(1, 9))
+    >>> settling_order(one_after_the_other)
+    1.0
+    """
+    span = (energy.amax(0) - energy.amin(0)).clamp(min=1e-12)
+    is_away = (energy - energy[-1]).abs() > 0.05 * span
+    step = torch.arange(1, len(energy) + 1, device=energy.device)[:, None, None]
+    settled = (is_away * step).amax(0).flatten()
+    position = torch.arange(energy.shape[-1], device=energy.device).repeat(energy.shape[1])
+    return rank_correlation(position, settled)
