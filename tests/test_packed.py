@@ -15,6 +15,7 @@ from nrgpt.decoder import GraphedDecoder
 from nrgpt.energy import FEEDFORWARD
 from nrgpt.runs import load_run
 from nrgpt.train import loop, packed
+from nrgpt.train.checkpoint import newest_valid
 from nrgpt.train.config import OptimiserConfig
 from nrgpt.train.faults import TrainingError
 from nrgpt.train.optim import make_optimisers, set_rate
@@ -137,6 +138,29 @@ def test_runs_equal_their_lone_ones(tmp_path):
         assert abs(results[number]["val_loss_full"] - result["val_loss_full"]) < 1e-4
         assert {path.name for path in lone.iterdir()} == {path.name for path in run.iterdir()}
     assert results[1]["val_loss_full"] != results[2]["val_loss_full"]
+
+
+def test_runs_of_different_data_equal_their_lone_ones(tmp_path):
+    """Each with its own batches, tests and dataset to go on with."""
+    more = [("seed=1",), ("seed=1", "data.listops.answers=direct"), ("seed=2",)]
+    cfgs, runs = pack(tmp_path, more=more)
+    results = packed.train_packed(cfgs, runs)
+    for number, (cfg, run) in enumerate(zip(cfgs, runs, strict=True)):
+        lone = tmp_path / f"lone-{number}"
+        result = loop.train(cfg, lone)
+        for ours, theirs in zip(losses(run), losses(lone), strict=True):
+            assert all(abs(ours[key] - theirs[key]) < 1e-4 for key in theirs)
+        assert abs(results[number]["val_loss_full"] - result["val_loss_full"]) < 1e-4
+        assert results[number]["listops"]["total"] == result["listops"]["total"]
+    states = [newest_state(run)["dataset"] for run in runs]
+    assert states[0] == states[2] != states[1]
+    longer = [dataclasses.replace(cfg, iterations=14) for cfg in cfgs]
+    assert {result["step"] for result in packed.train_packed(longer, runs)} == {14}
+
+
+def newest_state(run):
+    newest, _ = newest_valid(run / "checkpoints")
+    return json.loads((newest / "state.json").read_text())
 
 
 @pytest.mark.parametrize(
@@ -290,7 +314,7 @@ def test_a_run_that_is_not_finite_leaves_the_others(tmp_path, monkeypatch):
 
 
 def test_what_cannot_be_packed(tmp_path):
-    with pytest.raises(ValueError, match="differ in seed and in the numbers of the optimiser"):
+    with pytest.raises(ValueError, match="differ in seed, data and the numbers of the optimiser"):
         packed.train_packed(*pack(tmp_path, more=[("model.width=8",), ("model.width=16",)]))
     with pytest.raises(ValueError, match="accumulation = 2: must be 1"):
         packed.train_packed(*pack(tmp_path, "accumulation=2"))

@@ -7,6 +7,7 @@ alone when they are done, from its last checkpoint and with the lone run's rules
 
 import dataclasses
 import gc
+import itertools
 import json
 import os
 import time
@@ -22,7 +23,7 @@ from torch import Tensor
 from ..data.shards import TokenStream, to_device
 from ..model import LanguageModel
 from . import checkpoint
-from .config import OptimiserConfig, TrainConfig
+from .config import DataConfig, OptimiserConfig, TrainConfig
 from .data import keep_tokenizer, open_dataset, prepare_dataset
 from .distributed import world
 from .faults import INTERRUPTED, Interrupt, TrainingError, only_process
@@ -36,10 +37,9 @@ from .speed import matrix_product_rate, training_flops_per_token
 
 
 def shape_of(cfg: TrainConfig) -> TrainConfig:
-    """What runs must share to be packed: everything but the seed and the optimiser's numbers."""
-    return dataclasses.replace(
-        cfg, seed=0, optimiser=OptimiserConfig(name=cfg.optimiser.name, warmup=0)
-    )
+    """What runs must share to be packed: all but the seed, the optimiser's numbers and the data."""
+    optimiser = OptimiserConfig(name=cfg.optimiser.name, warmup=0)
+    return dataclasses.replace(cfg, seed=0, optimiser=optimiser, data=DataConfig())
 
 
 def train_packed(cfgs: Sequence[TrainConfig], runs: Sequence[Path]) -> list[dict[str, Any]]:
@@ -52,8 +52,9 @@ def train_packed(cfgs: Sequence[TrainConfig], runs: Sequence[Path]) -> list[dict
         interrupt = stack.enter_context(Interrupt().watching())
         for run in runs:
             stack.enter_context(only_process(run))
-        prepare_dataset(cfgs[0].data)
-        open_dataset(cfgs[0].data, cfgs[0].model.vocab_size)
+        for data in dict.fromkeys(cfg.data for cfg in cfgs):
+            prepare_dataset(data)
+            open_dataset(data, cfgs[0].model.vocab_size)
         for cfg, run in zip(cfgs, runs, strict=True):
             check_config(cfg, run)
         left_over = Pack(cfgs, runs, where.device, interrupt).fit()
@@ -81,7 +82,7 @@ def check_packable(cfgs: Sequence[TrainConfig], runs: Sequence[Path]) -> None:
     for cfg in cfgs[1:]:
         if shape_of(cfg) != shape_of(cfgs[0]):
             raise ValueError(
-                "runs that are packed may differ in seed and in the numbers of the optimiser only"
+                "packed runs may differ in seed, data and the numbers of the optimiser only"
             )
     if cfgs[0].random_steps is not None and len({cfg.seed for cfg in cfgs}) > 1:
         raise ValueError(
@@ -97,6 +98,27 @@ def check_packable(cfgs: Sequence[TrainConfig], runs: Sequence[Path]) -> None:
         raise ValueError(f"accumulation = {cfgs[0].accumulation}: must be 1 for packed training")
 
 
+class Streams:
+    """The tokens that runs draw their batches from, some from the same ones, one after the other
+    in one place: a batch for all runs is then one gather."""
+
+    def __init__(self, streams: Sequence[TokenStream], device: torch.device):
+        self.streams = streams
+        distinct = list(dict.fromkeys(streams))
+        ends = list(itertools.accumulate(map(len, distinct), initial=0))
+        self.begins = [ends[distinct.index(stream)] for stream in streams]
+        together = TokenStream("all", [shard for stream in distinct for shard in stream.shards])
+        self.together = together.resident(device) if device.type == "cuda" else together
+
+    def windows(self, seeds: Sequence[int], *, step: int, size: int, context: int) -> Tensor:
+        """(runs x size, context + 1): where the lone run of each seed has them."""
+        starts = [
+            begin + stream.starts_of(seed=seed, step=step, size=size, context=context)
+            for begin, stream, seed in zip(self.begins, self.streams, seeds, strict=True)
+        ]
+        return self.together.windows(np.concatenate(starts), context + 1)
+
+
 class Pack:
     def __init__(
         self,
@@ -107,12 +129,15 @@ class Pack:
     ):
         self.cfgs, self.runs, self.device, self.interrupt = cfgs, runs, device, interrupt
         self.cfg = cfgs[0]
-        self.dataset = open_dataset(self.cfg.data, self.cfg.model.vocab_size, verify=False)
-        self.train_tokens = self.dataset.tokens("train")
-        self.val_tokens = self.dataset.tokens("val")
-        if device.type == "cuda":
-            self.train_tokens = self.train_tokens.resident(device)
-            self.val_tokens = self.val_tokens.resident(device)
+        opened = {
+            data: open_dataset(data, self.cfg.model.vocab_size, verify=False)
+            for data in dict.fromkeys(cfg.data for cfg in cfgs)
+        }
+        self.datasets = [opened[cfg.data] for cfg in cfgs]
+        """Of each run; the same object where it is the same dataset."""
+        self.train_tokens, self.val_tokens = (
+            Streams(self.streams_of(split), device) for split in ("train", "val")
+        )
         models = []
         for cfg in cfgs:
             torch.manual_seed(cfg.seed)
@@ -127,15 +152,15 @@ class Pack:
         self.template = LanguageModel(self.cfg.model).to(device)
         """Takes the weights of one run after the other, for what is done one by one."""
         self.states: list[dict[str, Any]] = [
-            {"rate_factor": 1.0, "rollbacks": 0, "best": {}, "dataset": self.dataset.fingerprint}
-            for _ in cfgs
+            {"rate_factor": 1.0, "rollbacks": 0, "best": {}, "dataset": dataset.fingerprint}
+            for dataset in self.datasets
         ]
         self.running = list(range(len(cfgs)))
         """The runs that have not met a number that is not finite."""
         self.is_fine = torch.ones(len(cfgs), dtype=torch.bool, device=device)
         self.step = self.resume()  # refuses another dataset
-        for run in runs:
-            keep_tokenizer(run, self.dataset)
+        for run, dataset in zip(runs, self.datasets, strict=True):
+            keep_tokenizer(run, dataset)
         self.reports = [
             Report(run, cfg, self.step, quiet=False, show=number == 0)
             for number, (cfg, run) in enumerate(zip(cfgs, runs, strict=True))
@@ -172,19 +197,21 @@ class Pack:
             for number in self.running:
                 self.say(f"evaluating {self.runs[number].name}")
                 model, state = self.model_of(number), {"step": self.step, **self.states[number]}
-                write_result(self.runs[number], model, self.dataset, self.cfgs[number], state)
+                dataset, cfg = self.datasets[number], self.cfgs[number]
+                write_result(self.runs[number], model, dataset, cfg, state)
         finally:
             for report in self.reports:
                 report.close()
         return [number for number in range(len(self.cfgs)) if number not in self.running]
 
-    def batches(
-        self, stream: TokenStream, seeds: Sequence[int], step: int
-    ) -> tuple[Tensor, Tensor]:
+    def streams_of(self, split: str) -> list[TokenStream]:
+        found = {id(dataset): dataset.tokens(split) for dataset in self.datasets}
+        return [found[id(dataset)] for dataset in self.datasets]
+
+    def batches(self, streams: Streams, seeds: Sequence[int], step: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets of all runs, (runs, batch, tokens), as their lone runs draw them."""
         size, context = self.cfg.batch, self.cfg.model.context
-        starts = [stream.starts_of(seed=s, step=step, size=size, context=context) for s in seeds]
-        windows = stream.windows(np.concatenate(starts), context + 1)
+        windows = streams.windows(seeds, step=step, size=size, context=context)
         windows = to_device(windows.unflatten(0, (len(seeds), size)), self.device)
         return windows[..., :-1].contiguous(), windows[..., 1:].contiguous()
 
@@ -259,12 +286,12 @@ class Pack:
                 improved.append(number)
         self.save(improved)
 
-    def estimates(self, stream: TokenStream) -> list[float]:
+    def estimates(self, streams: Streams) -> list[float]:
         """``estimated_loss`` of each run, on the batches that its lone run would take."""
         seeds = [cfg.seed + 1 for cfg in self.cfgs]
         total = torch.zeros(len(seeds), device=self.device)
         for i in range(self.cfg.eval_batches):
-            total += self.update.evaluate(*self.batches(stream, seeds, i))
+            total += self.update.evaluate(*self.batches(streams, seeds, i))
         return (total / self.cfg.eval_batches).tolist()
 
     def say(self, text: str) -> None:
@@ -299,7 +326,7 @@ class Pack:
         for number, run in enumerate(self.runs):
             weights, optimiser, state = checkpoint.load_checkpoint(run / "checkpoints" / name)
             self.update.load(number, weights, optimiser)
-            checked = checkpoint.checked_state(state, run, self.dataset)
+            checked = checkpoint.checked_state(state, run, self.datasets[number])
             self.states[number] = {key: checked[key] for key in self.states[number]}
             print(f"going on from {run / 'checkpoints' / name}")
         return int(name.removeprefix("step-"))
