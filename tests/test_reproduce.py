@@ -294,8 +294,18 @@ def test_text_metrics_without_their_packages(tmp_path, monkeypatch, capsys):
     assert texts.heading("perplexity", full) == "perplexity, by judge"
     assert full[0]["metrics"]["people"]["perplexity"] == 7
     assert full[1] == {"case": "without texts"}
+    assert texts.mean_of(full, "model", "perplexity") == "7"  # a row without texts is left out
+    # Another judge measures all again; one that cannot be had takes nothing away.
+    measures["perplexity"] = lambda text: 9.0
+    (other, _) = texts.with_metrics(full, tmp_path / "to", "gpt2")
+    assert other["metrics"]["model"]["perplexity"] == 9
+    assert other["metrics_settings"]["judge"] == "gpt2"
+    measures.clear()
+    (kept, _) = texts.with_metrics(full, tmp_path / "to", "gpt2")
+    assert kept == full[0]
     monkeypatch.setattr(texts, "measures_here", lambda *_: pytest.fail("measured again"))
-    assert texts.with_metrics(full, tmp_path / "to", "gpt2") == full
+    assert texts.with_metrics(full, tmp_path / "to", "some/judge") == full
+    assert texts.with_metrics(full, tmp_path / "to", None) == full
 
 
 def test_the_small_shakespeare_claim_is_that_of_its_logs():

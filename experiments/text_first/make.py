@@ -19,7 +19,7 @@ def main() -> None:
     axis = figure.subplots()
     lines = []
     for name, title in TITLES.items():
-        run = HERE / "runs" / name
+        run = HERE / "runs" / f"ours-{name}-s0"
         cfg = json.loads((run / "config.json").read_text())
         result = json.loads((run / "result.json").read_text())
         entries = read_metrics(run)

@@ -63,9 +63,10 @@ class Step:
 
 
 def check_that_it_learns(step: Callable[[], Tensor]) -> None:
-    """A step on one and the same batch. What computes no gradient would be fast, and worthless."""
+    """A step on one and the same batch. What computes no gradient would be fast, and worthless; but
+    for weight decay, which changes a loss by a millionth or so, it would stay where it is."""
     losses = [step().mean() for _ in range(5)]
-    if not losses[-1] < losses[0]:
+    if not losses[-1] < 0.999 * losses[0]:
         raise RuntimeError(
             f"{step.__class__.__name__}: after four updates on one batch its loss is "
             f"{losses[-1].item():.4f} and was {losses[0].item():.4f}; what is timed does not learn"

@@ -14,7 +14,7 @@ import io
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +126,14 @@ def read_questions(path: Path) -> list[dict[str, Any]]:
     return questions
 
 
+def read_examples(folder: Path, subject: str, shots: int) -> list[dict[str, Any]]:
+    path = csv_file(folder, "dev", subject)
+    examples = read_questions(path)
+    if len(examples) < shots:
+        raise ValueError(f"{path}: has fewer than the {shots} examples of a prompt")
+    return examples[:shots]
+
+
 def prompt(question: Mapping[str, Any]) -> str:
     choices = zip(LETTERS, question["choices"], strict=True)
     lines = [question["question"].strip(), *(f"{letter}. {text}" for letter, text in choices)]
@@ -149,8 +157,7 @@ def mmlu_tasks(
             return datasets.load_dataset(HUB, subject)
         splits = {split: csv_file(folder, split, subject) for split in ("dev", "test")}
         rows = {split: read_questions(path) for split, path in splits.items()}
-        if len(rows["dev"]) < shots:
-            raise ValueError(f"{splits['dev']}: has fewer than the {shots} examples of a prompt")
+        read_examples(folder, subject, shots)
         return {split: datasets.Dataset.from_list(rows[split]) for split in rows}
 
     class Subject(task_class):  # type: ignore[misc,valid-type]
@@ -193,6 +200,9 @@ def task_config(subject: str, shots: int) -> dict[str, Any]:
 @dataclass(frozen=True)
 class MMLUResult:
     subjects: dict[str, Score]
+    said: dict[str, int] | None = field(default=None, compare=False)
+    """How often each letter was the answer, where that is known: a model that always says A is
+    right in as many cases as A is."""
 
     @property
     def groups(self) -> dict[str, Score]:
@@ -231,6 +241,7 @@ class MMLUResult:
             "average_of_groups": average and {"accuracy": average[0], "stderr": average[1]},
             "overall": with_error(self.overall),
             "subjects": {name: with_error(score) for name, score in self.subjects.items()},
+            "said": self.said,
         }
 
     def table(self) -> Table:
@@ -267,7 +278,7 @@ def ask(
     last = torch.tensor([answer[-1] for answer in answers])
     asked: list[tuple[list[int], str, int]] = []
     for subject in subjects_of(["mmlu"], folder):
-        examples = read_questions(csv_file(folder, "dev", subject))[:shots]
+        examples = read_examples(folder, subject, shots)
         shown = [f"{prompt(one)} {LETTERS[one['answer']]}\n\n" for one in examples]
         before = "".join([introduction(subject), *shown])
         for question in read_questions(csv_file(folder, "test", subject))[:limit]:
@@ -275,6 +286,7 @@ def ask(
             asked.append((tokens[-run.model.cfg.context :], subject, question["answer"]))
     asked.sort(key=lambda one: -len(one[0]))
     right: Counter[str] = Counter()
+    letters: Counter[str] = Counter(dict.fromkeys(LETTERS, 0))
     with evaluating(run.model):
         for i in track(range(0, len(asked), batch_size), "MMLU"):
             batch = asked[i : i + batch_size]
@@ -284,14 +296,18 @@ def ask(
                 pass  # the last one counts; what stands right of a token, a causal model ignores
             ends = torch.tensor([len(row) - 1 for row in rows], device=idx.device)
             logits = run.model.readout(x[torch.arange(len(rows), device=idx.device), ends])
+            if not logits.isfinite().all():
+                raise ValueError("MMLU: the model's logits are not finite")
             said = logits[:, last.to(idx.device)].argmax(-1).tolist()
+            letters.update(LETTERS[one] for one in said)
             right.update(
                 subject
                 for (_, subject, answer), one in zip(batch, said, strict=True)
                 if one == answer
             )
     totals = Counter(subject for _, subject, _ in asked)
-    return MMLUResult({name: Score(right[name], total) for name, total in totals.items()})
+    scores = {name: Score(right[name], total) for name, total in totals.items()}
+    return MMLUResult(scores, dict(letters))
 
 
 def pooled(scores: Sequence[Score]) -> Score:

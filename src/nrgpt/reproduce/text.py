@@ -14,8 +14,9 @@ import torch
 from ..config import check_choice
 from ..data.shards import Dataset
 from ..dynamics.figures import new_figure, save
+from ..evaluate.listops import Score
 from ..evaluate.loss import SplitLoss, bits_of_text, split_loss
-from ..evaluate.mmlu import ask
+from ..evaluate.mmlu import ask, introduction, pooled, standard_error, subjects_of
 from ..evaluate.samples import first_words
 from ..overrides import replace
 from ..presets import PRESETS
@@ -44,8 +45,8 @@ BATCH = 32
 """Sequences of an update, a fifteenth of the paper's: for tens of millions of tokens, more updates
 serve better than larger ones. They fit a GPU of 80 GB."""
 RATES = {"nrgpt": 1e-3, "others": 3e-3}
-"""AdamW's part of our recipe at this batch: of the two that were tried for each
-(experiments/text_first), the better one."""
+"""AdamW's part of our recipe at this batch: of two that were tried for GPT and for FF2W with as
+many parameters (experiments/text_first), the better one."""
 GPUS = 8
 QUESTIONS = 50
 """Of each subject of MMLU: 2,850 in all, enough to tell chance from knowledge."""
@@ -127,6 +128,16 @@ def measure(
     return row | {"tokens_per_second": statistics.median(speeds)}
 
 
+def check_mmlu(cases: Sequence[Case], folder: Path) -> None:
+    """What would fail after training had better fail before."""
+    subjects_of(["mmlu"], folder)
+    for data in {str(case.cfg.data.folder) for case in cases}:
+        try:
+            Dataset.open(Path(data)).tokenizer.encode(introduction("anatomy"))
+        except ValueError as error:
+            raise ValueError(f"--mmlu: {data} has no tokens for its questions ({error})") from error
+
+
 def in_bits(loss: SplitLoss, dataset: Dataset) -> dict[str, Any]:
     """The loss of a dataset's whole validation split, also per unit of text."""
     bits = bits_of_text(loss, dataset.tokens("val"), dataset.tokenizer)
@@ -145,6 +156,8 @@ def reproduce(
     quick: bool = False,
     **options: Any,
 ) -> list[Path]:
+    if mmlu is not None:
+        check_mmlu(cases, mmlu)
     samples, words = (2, 10) if quick else (8, 200)
     measured = partial(measure, held_out=held_out, mmlu=mmlu, samples=samples, words=words)
     rows = carry_out(cases, to, measured, **options)
@@ -207,7 +220,7 @@ def table(rows: Sequence[Row], recipe: str) -> str:
             line.append(spread(losses) if losses else "-")
         line += [f"{first['training_flops']:.3g}", f"{first['seconds']:,.0f}"]
         if asked:
-            line.append(mmlu_of(first))
+            line.append(mmlu_of(own))
         line += [texts.mean_of(own, "model", name) for name in metrics]
         lines.append(line)
     if metrics:
@@ -232,11 +245,13 @@ def table(rows: Sequence[Row], recipe: str) -> str:
     return said + markdown(headings, lines) + failures(rows)
 
 
-def mmlu_of(row: Row) -> str:
-    if "mmlu" not in row:
+def mmlu_of(rows: Sequence[Row]) -> str:
+    """Of all seeds' answers."""
+    asked = [row["mmlu"]["overall"] for row in rows if "mmlu" in row]
+    if not asked:
         return "-"
-    overall = row["mmlu"]["overall"]
-    return f"{100 * overall['accuracy']:.1f} ± {100 * overall['stderr']:.1f} %"
+    score = pooled([Score(one["correct"], one["total"]) for one in asked])
+    return f"{100 * score.accuracy:.1f} ± {100 * standard_error(score):.1f} %"
 
 
 def side_by_side(rows: Sequence[Row]) -> str:

@@ -1,14 +1,14 @@
 """Texts of finished runs, and their metrics, as far as a machine has what these need."""
 
-import contextlib
 import functools
 import json
+import statistics
 from pathlib import Path
 from typing import Any
 
 from ..evaluate.extras import MissingExtra
 from ..evaluate.samples import human_texts, model_texts
-from ..evaluate.text import TITLES, Estimate, Measure, distinct_n, load_measures, text_metrics
+from ..evaluate.text import TITLES, Measure, distinct_n, load_measures, text_metrics
 from ..runs import Run
 from ..train.checkpoint import write_atomically
 from ..train.distributed import device_named
@@ -45,26 +45,30 @@ def keep_texts(run: Run, record: Path, *, samples: int, words: int) -> list[str]
 
 def with_metrics(rows: list[Row], to: Path, judge: str | None, quick: bool = False) -> list[Row]:
     """The rows, also on disk, with the metrics of their texts, as many as can be had here. Rows
-    that have all stay as they are."""
+    that have all, by this judge, stay as they are; nobody loses what it had."""
 
     def lacks(row: Row) -> bool:
         measured = row.get("metrics", {}).get("model", {})
+        by = row.get("metrics_settings", {}).get("judge")
+        is_whole = all(name in measured for name in METRICS)
         has_texts = (to / "runs" / row["case"] / FILE).exists()
-        return has_texts and any(name not in measured for name in METRICS)
+        return has_texts and not (is_whole and (judge is None or by == Path(judge).name))
 
     if not any(map(lacks, rows)):
         return rows
     measures = {} if quick else measures_here(judge, device_named("auto"))
     rows = [
-        row | metrics_of(to / "runs" / row["case"] / FILE, measures, judge) if lacks(row) else row
+        measured_again(row, to / "runs" / row["case"] / FILE, measures, judge)
+        if lacks(row)
+        else row
         for row in rows
     ]
     write_rows(to, rows)
     return rows
 
 
-def metrics_of(path: Path, measures: dict[str, Measure], judge: str | None) -> Row:
-    """Means over texts: {"metrics": {...}}."""
+def measured_again(row: Row, path: Path, measures: dict[str, Measure], judge: str | None) -> Row:
+    """A row with {"metrics": means over texts by whose they are, ...}, new ones over old ones."""
     kept = json.loads(path.read_text())
     texts = {who: kept[who] for who in ("model", "people")}
     found: dict[str, dict[str, float]] = {}
@@ -74,19 +78,27 @@ def metrics_of(path: Path, measures: dict[str, Measure], judge: str | None) -> R
             found[who] = {name: estimates[name].mean for name in METRICS if name in estimates}
     except MissingExtra as error:
         screen.print(f"left out: {error}", highlight=False, soft_wrap=True)
-        found = {who: plain(some) for who, some in texts.items()}
+        found = {who: without_packages(some, measures) for who, some in texts.items()}
+    before = row.get("metrics", {})
     settings = {"samples": len(texts["model"]), "words": kept["words"]}
-    named = Path(judge).name if judge is not None and "perplexity" in measures else None
-    return {"metrics": found, "metrics_settings": {**settings, "judge": named}}
+    settings["judge"] = row.get("metrics_settings", {}).get("judge")
+    if judge is not None and "perplexity" in found["model"]:
+        settings["judge"] = Path(judge).name
+    metrics = {who: before.get(who, {}) | found[who] for who in found}
+    return row | {"metrics": metrics, "metrics_settings": settings}
 
 
-def plain(texts: list[str]) -> dict[str, float]:
-    """What can be counted without any package."""
+def without_packages(texts: list[str], measures: dict[str, Measure]) -> dict[str, float]:
+    """All but grammar, which has packages of its own."""
+    counted: dict[str, Measure] = {
+        "distinct_1": lambda text: distinct_n(text, 1),
+        "distinct_2": lambda text: distinct_n(text, 2),
+    }
     found = {}
-    for n in (1, 2):
-        shares = [share for text in texts if (share := distinct_n(text, n)) is not None]
-        with contextlib.suppress(ValueError):
-            found[f"distinct_{n}"] = Estimate(tuple(shares)).mean
+    for name, measure in (counted | measures).items():
+        values = [value for text in texts if (value := measure(text)) is not None]
+        if values:
+            found[name] = statistics.fmean(values)
     return found
 
 
@@ -105,7 +117,8 @@ def heading(name: str, rows: list[Row]) -> str:
 
 
 def mean_of(rows: list[Row], who: str, name: str) -> str:
-    values = [row["metrics"][who][name] for row in rows if name in row["metrics"].get(who, {})]
+    all_of = [row.get("metrics", {}).get(who, {}) for row in rows]
+    values = [metrics[name] for metrics in all_of if name in metrics]
     if not values:
         return "-"
     mean = sum(values) / len(values)

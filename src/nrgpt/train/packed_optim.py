@@ -44,7 +44,7 @@ class Flat:
         written part by part: a compiler would go through the whole buffer for each.)"""
         pieces = []
         for place, part in zip(self.places.values(), parts, strict=False):
-            pieces.append(part.flatten(1))
+            pieces.append(part.reshape(len(part), -1))
             if gap := -(place.stop - place.start) % ALIGNED:
                 pieces.append(part.new_zeros(len(part), gap))
         return torch.cat(pieces, 1)

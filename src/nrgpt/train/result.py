@@ -46,7 +46,7 @@ def write_result(
 
 def final_results(model: LanguageModel, dataset: Dataset, cfg: TrainConfig) -> dict[str, Any]:
     """The loss on every token of the validation split, in the precision of training (bfloat16
-    changes it by 1e-5 or so, and float32 takes many times as long on a GPU), counts and, for
+    changes it by less than 1e-4, and float32 takes many times as long on a GPU), counts and, for
     ListOps, the accuracy."""
     with autocast(cfg, model.tokens.device):
         whole = split_loss(model, dataset.tokens("val"))
