@@ -29,6 +29,8 @@ from nrgpt import ModelConfig
         ({"widht": 128}, r"ModelConfig has no field 'widht'; did you mean 'width'"),
         ({"feedforward": "FF2W"}, r"feedforward = 'FF2W'.*did you mean 'ff2w'"),
         ({"rate": "identity", "rate_scale": 0.1}, r"rate_scale = 0\.1: must be left alone: rate ="),
+        ({"learn_alpha": False, "alpha_init": 4.0}, r"alpha_init = 4\.0: must be left alone"),
+        ({"alpha_init": 0.0}, r"alpha_init = 0\.0: must be positive"),
         ({"rate": "gamma", "rate_init": "random"}, r"rate_init = 'random': must be left alone"),
         ({"rate": "free", "rate_rank": 3}, r"rate_rank = 3: must be left alone"),
         ({"feedforward": "ff1", "potential": "gelu"}, r"potential = 'gelu': must be left alone"),

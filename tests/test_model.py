@@ -274,6 +274,11 @@ def test_deepcopy_state_dict_and_other_processes(block):
     assert torch.equal(fresh(idx)[0], expected)
 
 
+def test_attention_may_begin_stronger():
+    model = LanguageModel(config(alpha_init=4.0))
+    assert (model.get_parameter("blocks.0.energy.terms.attention.alpha") == 4).all()
+
+
 @pytest.mark.parametrize("block", BLOCKS)
 @pytest.mark.parametrize("norm", NORMS)
 def test_initialisation_leaves_nothing_out(block, norm):

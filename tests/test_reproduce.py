@@ -118,6 +118,16 @@ def test_listops_end_to_end(tmp_path, monkeypatch, capsys):
     with pytest.raises(ValueError, match="leave out --plots-only"):
         listops.reproduce([], tmp_path / "empty", plots_only=True)
 
+    # A record from before a field was there stands for its default.
+    path = tmp_path / "to" / "runs" / cases[0].name / "config.json"
+    fields = json.loads(path.read_text())
+    assert fields["model"].pop("alpha_init") == 1
+    path.write_text(json.dumps(fields))
+    assert listops.reproduce(cases, tmp_path / "to") == files
+    changed = tiny(cases, ["model.alpha_init=4"])
+    with pytest.raises(ValueError, match=r"model.alpha_init: 1.0 -> 4"):
+        listops.reproduce(changed, tmp_path / "to")
+
 
 def debug_cases(*overrides, seeds=2):
     cfg = debug("iterations=6", "eval_every=6", "data.listops.test=5", *overrides)

@@ -117,6 +117,8 @@ class ModelConfig:
     """Inverse temperature of the attention scores; None is 1 / sqrt(width / heads)."""
     learn_alpha: bool = True
     """[nrgpt] A learnable weight alpha_h for each head's energy."""
+    alpha_init: float = 1.0
+    """[nrgpt] Where alpha begins: how strong attention is beside the feed-forward part."""
 
     feedforward: str = "ff2w"
     """[nrgpt] Feed-forward energy: ff1, ff2w, ff2, memory, or one you registered."""
@@ -177,7 +179,7 @@ class ModelConfig:
         check(divides, "heads", self.heads, f"a divisor of width = {self.width}")
         check_choice("feedforward", self.feedforward, FEEDFORWARD)
         check(0 <= self.dropout < 1, "dropout", self.dropout, "in [0, 1)")
-        for name in ("beta", "rate_scale", "init_std", "rate_rank"):
+        for name in ("beta", "alpha_init", "rate_scale", "init_std", "rate_rank"):
             value = getattr(self, name)
             is_positive = value is None or 0 < value < math.inf
             check(is_positive, name, value, "positive and finite")
@@ -196,6 +198,7 @@ class ModelConfig:
             ("separate_norms", self.separate_norms, "block"),
             ("attention_bias", self.attention_bias, "block"),
             ("potential", self.feedforward in ("ff1", "ff2w", "ff2"), "feedforward"),
+            ("alpha_init", not self.learn_alpha, "learn_alpha"),
             ("rate_scale", self.rate == "identity", "rate"),
             ("rate_init", not has_matrix, "rate"),
             ("rate_rank", not has_root, "rate"),

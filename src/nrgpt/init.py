@@ -43,6 +43,10 @@ def ones(p: Tensor, cfg: "ModelConfig") -> None:
     nn.init.ones_(p)
 
 
+def alpha_start(p: Tensor, cfg: "ModelConfig") -> None:
+    nn.init.constant_(p, cfg.alpha_init)
+
+
 def head(p: Tensor, cfg: "ModelConfig") -> None:
     nn.init.normal_(p, std=cfg.init_std)  # read once, at the end: depth has no say in it
 
@@ -103,7 +107,7 @@ RULES: dict[str, Rule] = {
     "b": zeros,
     "b_1": zeros,
     "b_2": zeros,
-    "alpha": ones,
+    "alpha": alpha_start,
     "feedforward_scale": ones,
     # norms
     "gamma": ones,

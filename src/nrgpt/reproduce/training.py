@@ -1,6 +1,5 @@
 """Training many runs: those of one shape together, several such packs at a time if asked for."""
 
-import dataclasses
 import json
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ..train import checkpoint
 from ..train.config import BOOKKEEPING, TrainConfig
 from ..train.faults import DIVERGED, INTERRUPTED, Interrupt, TrainingError
-from ..train.loop import check_config, flatten, train
+from ..train.loop import check_config, differences, train
 from ..train.packed import shape_of, train_one, train_packed
 
 screen = Console()
@@ -42,12 +41,10 @@ def refuse_other_configuration(cfg: TrainConfig, folder: Path) -> None:
     path = folder / "config.json"
     if not path.exists():
         return
-    before = flatten(json.loads(path.read_text()))
-    wanted = flatten(json.loads(json.dumps(dataclasses.asdict(cfg))))
     differ = [
-        f"{name}: {before.get(name)!r} -> {value!r}"
-        for name, value in wanted.items()
-        if before.get(name) != value and name not in BOOKKEEPING - {"iterations"}
+        text
+        for name, text in differences(path, cfg).items()
+        if name not in BOOKKEEPING - {"iterations"}
     ]
     if differ:
         raise ValueError(

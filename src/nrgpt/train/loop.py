@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..config import from_dict
 from ..evaluate.loss import estimated_loss
 from ..model import LanguageModel
 from . import checkpoint
@@ -51,14 +52,8 @@ def train(cfg: TrainConfig, run: Path) -> dict[str, Any]:
 def check_config(cfg: TrainConfig, run: Path) -> None:
     """Write RUN/config.json, or refuse to go on with a run of another configuration."""
     path = run / "config.json"
-    fields = json.loads(json.dumps(dataclasses.asdict(cfg)))
     if path.exists():
-        before = flatten(json.loads(path.read_text()))
-        differ = {
-            name: f"{name}: {before.get(name)!r} -> {value!r}"
-            for name, value in flatten(fields).items()
-            if before.get(name) != value
-        }
+        differ = differences(path, cfg)
         if "iterations" in differ:
             print(f"{differ['iterations']}: the learning rate's schedule stretches with it")
         changed = [text for name, text in differ.items() if name not in BOOKKEEPING]
@@ -67,8 +62,20 @@ def check_config(cfg: TrainConfig, run: Path) -> None:
                 f"{run} holds a run of another configuration ({'; '.join(changed)}); choose "
                 "another folder with --to, or remove this one"
             )
-    checkpoint.write_atomically(path, json.dumps(fields, indent=1))
+    checkpoint.write_atomically(path, json.dumps(dataclasses.asdict(cfg), indent=1))
     checkpoint.write_atomically(run / "environment.json", json.dumps(environment(), indent=1))
+
+
+def differences(path: Path, cfg: TrainConfig) -> dict[str, str]:
+    """Where a configuration on disk is not this one, by field. One from before a field was there
+    has its default."""
+    stored = from_dict(TrainConfig, json.loads(path.read_text()))
+    before, now = flatten(dataclasses.asdict(stored)), flatten(dataclasses.asdict(cfg))
+    return {
+        name: f"{name}: {before[name]!r} -> {value!r}"
+        for name, value in now.items()
+        if before[name] != value
+    }
 
 
 def seed_of_step(seed: int, step: int, rank: int) -> int:
