@@ -1,0 +1,108 @@
+"""How fast do models learn at first, by how they begin? One CPU core, two minutes a row.
+
+python compare.py [--iterations N] [NAME ...]   appends to results.jsonl; summary.md is made of it
+"""
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from nrgpt.model import LanguageModel
+from nrgpt.overrides import override
+from nrgpt.presets import PRESETS
+from nrgpt.reproduce.common import markdown, write_text
+from nrgpt.train.data import open_dataset, prepare_dataset
+from nrgpt.train.optim import rate_at
+from nrgpt.train.packed_step import PackedStep
+
+HERE = Path(__file__).parent
+SETTINGS = (
+    "batch=16", "model.context=128", "model.dropout=0", "model.heads=4", "model.steps=6",
+    "optimiser.lr=0.003", "optimiser.muon_lr=0.03", "optimiser.final=0.1",
+)  # fmt: skip
+NRGPT, WIDE = "nrgpt_ff2w", "model.width=96"
+CASES: dict[str, tuple[str, ...]] = {
+    "GPT, 4 layers of width 48": ("gpt", "model.width=48", "model.steps=4"),
+    "RGPT-parallel": ("rgpt_parallel", WIDE),
+    "NRGPT FF2W": (NRGPT, WIDE),
+    "alpha from 2": (NRGPT, WIDE, "model.alpha_init=2"),
+    "alpha from 4": (NRGPT, WIDE, "model.alpha_init=4"),
+    "alpha from 8": (NRGPT, WIDE, "model.alpha_init=8"),
+    "alpha from 16": (NRGPT, WIDE, "model.alpha_init=16"),
+    "eta from 3": (NRGPT, WIDE, "model.rate_scale=3"),
+    "eta from 10": (NRGPT, WIDE, "model.rate_scale=10"),
+    "eta from 0.3": (NRGPT, WIDE, "model.rate_scale=0.3"),
+    "a free eta for each step": (NRGPT, WIDE, "model.rate=free_per_step"),
+    "twice Muon's rate": (NRGPT, WIDE, "optimiser.muon_lr=0.06"),
+    "all weights 4 times as large": (NRGPT, WIDE, "model.init_std=0.08"),
+    "3 steps": (NRGPT, WIDE, "model.steps=3"),
+    "12 steps": (NRGPT, WIDE, "model.steps=12"),
+    "12 heads": (NRGPT, WIDE, "model.heads=12"),
+    "2 full-rank heads": (NRGPT, WIDE, "model.coupling=full", "model.heads=2"),
+}
+
+
+def train(name: str, iterations: int) -> None:
+    kind, *fields = CASES[name]
+    length = (f"iterations={iterations}", f"optimiser.warmup={iterations // 10}")
+    cfg = override(PRESETS[f"shakespeare_{kind}"](), [*SETTINGS, *length, *fields])
+    prepare_dataset(cfg.data)
+    dataset = open_dataset(cfg.data, cfg.model.vocab_size)
+    torch.manual_seed(cfg.seed)
+    model = LanguageModel(cfg.model)
+    step = PackedStep([model], [cfg.optimiser])
+    began, losses = time.perf_counter(), []
+    sizes = {"size": cfg.batch, "context": cfg.model.context}
+    for t in range(iterations):
+        x, y = dataset.tokens("train").batch(seed=cfg.seed, step=t, **sizes)
+        rates = torch.tensor([rate_at(t, iterations, cfg.optimiser)], dtype=torch.float64)
+        loss, _ = step(x[None], y[None], None, rates)
+        losses.append(loss.item())
+    found = []
+    for t in range(40):
+        x, y = dataset.tokens("val").batch(seed=cfg.seed + 1, step=t, **sizes)
+        found.append(step.evaluate(x[None], y[None]).item())
+    row = {
+        "case": name,
+        "iterations": iterations,
+        "parameters": model.parameter_counts().tied,
+        "val_loss": sum(found) / len(found),
+        "train_losses": [round(sum(losses[i : i + 10]) / 10, 4) for i in range(0, iterations, 10)],
+        "seconds": round(time.perf_counter() - began),
+        "fields": fields,
+    }
+    with (HERE / "results.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    print(name, iterations, f"{row['val_loss']:.4f}", flush=True)
+
+
+def summarise() -> None:
+    rows = [json.loads(line) for line in (HERE / "results.jsonl").read_text().splitlines()]
+    order = {name: number for number, name in enumerate(CASES)}
+    rows.sort(key=lambda row: (row["iterations"], order[row["case"]]))
+    lines = [
+        [row["iterations"], row["case"], f"{row['parameters']:,}", f"{row['val_loss']:.3f}"]
+        for row in rows
+    ]
+    headings = ["iterations", "model, or change from NRGPT FF2W", "parameters", "validation loss"]
+    write_text(HERE / "summary.md", markdown(headings, lines))
+
+
+def main(
+    names: Annotated[list[str] | None, typer.Argument()] = None, iterations: int = 300
+) -> None:
+    torch.set_num_threads(1)
+    for name in names or CASES:
+        if name not in CASES:
+            raise typer.BadParameter(f"{name!r}: must be one of {', '.join(CASES)}")
+    for name in names or CASES:
+        train(name, iterations)
+    summarise()
+
+
+if __name__ == "__main__":
+    typer.run(main)
