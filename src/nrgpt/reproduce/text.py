@@ -26,6 +26,7 @@ from ..train.precision import autocast
 from ..train.report import read_metrics
 from . import texts
 from .common import Case, Row, carry_out, failures, grouped, markdown, spread, write_text
+from .training import screen
 
 ROWS = {
     "GPT": "owt_gpt",
@@ -161,6 +162,10 @@ def reproduce(
     samples, words = (2, 10) if quick else (8, 200)
     measured = partial(measure, held_out=held_out, mmlu=mmlu, samples=samples, words=words)
     rows = carry_out(cases, to, measured, **options)
+    for name, given in (("held_out", held_out), ("mmlu", mmlu)):
+        without = [row["case"] for row in rows if name not in row and "error" not in row]
+        if given is not None and without:
+            screen.print(f"on record without {name}, and not asked again: {', '.join(without)}")
     rows = texts.with_metrics(rows, to, judge, quick)
     files = []
     for (recipe,) in grouped(rows, "recipe"):

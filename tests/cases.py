@@ -1,0 +1,10 @@
+"""Cases of `nrgpt reproduce`, small enough for tests."""
+
+TINY = (
+    "iterations=4", "optimiser.warmup=1", "batch=4", "log_every=2", "eval_every=4", "save_every=4",
+    "eval_batches=1",
+)  # fmt: skip
+
+
+def tiny(cases, overrides=TINY):
+    return [case.changed(overrides) for case in cases]
