@@ -13,11 +13,14 @@ from nrgpt.train import loop
 from nrgpt.train.config import OptimiserConfig
 from nrgpt.train.faults import TrainingError
 from nrgpt.train.optim import make_optimisers, rate_at
+from nrgpt.train.packed import shape_of
+from nrgpt.train.packed_step import PackedStep
 from tests.runs import debug, final_weights, losses, same
 
 FAMILIES = [
     ("model.block=nrgpt", "optimiser.name=adamw"),
     ("model.block=nrgpt", "optimiser.name=muon"),
+    ("model.rate=free", "optimiser.name=muon", "optimiser.muon_eta=true"),
     ("model.block=nrgpt", "model.rate=psd_skew_per_step", "model.feedforward=memory"),
     ("model.block=gpt", "optimiser.name=muon"),
     ("model.block=rgpt",),
@@ -125,3 +128,19 @@ def test_optimisers_take_every_parameter_once_and_decay_matrices_only():
     muon = {id(p) for group in optimisers[0].param_groups for p in group["params"]}
     names = {n.rpartition(".")[2] for n, p in model.named_parameters() if id(p) in muon}
     assert names == {"W_Q", "W_K", "W_1", "W_2"}
+
+
+def test_muon_takes_eta_where_asked_and_packs_say_so():
+    from nrgpt import LanguageModel
+
+    own = OptimiserConfig(name="muon", muon_eta=True)
+    model = LanguageModel(debug("model.rate=free").model)
+    optimisers = make_optimisers(model, own, torch.device("cpu"))
+    muon = {id(p) for group in optimisers[0].param_groups for p in group["params"]}
+    names = {n.rpartition(".")[2] for n, p in model.named_parameters() if id(p) in muon}
+    assert names == {"W_Q", "W_K", "W_1", "W_2", "eta"}
+    assert "blocks.0.rate.eta" in PackedStep([model], [own]).optimiser.by_muon
+    asked = debug("optimiser.name=muon", "optimiser.muon_eta=true")
+    assert shape_of(asked) != shape_of(debug("optimiser.name=muon"))
+    with pytest.raises(ValueError, match="muon_eta = True: must be False with name = 'adamw'"):
+        OptimiserConfig(muon_eta=True)

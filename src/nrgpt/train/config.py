@@ -24,6 +24,10 @@ class OptimiserConfig:
     """muon: torch's Muon for the blocks' two-dimensional W matrices, AdamW for the rest."""
     lr: float = 1e-3
     muon_lr: float = 0.02
+    muon_eta: bool = False
+    """Muon also updates a matrix eta that all steps share (AdamW does otherwise). The norm of
+    AdamW's updates of a D x D matrix grows with D, and eta begins at 1: wide models then learn at
+    small rates only."""
     beta1: float = 0.9
     beta2: float = 0.99
     weight_decay: float = 0.1
@@ -40,6 +44,8 @@ class OptimiserConfig:
         for name in ("lr", "muon_lr"):
             value = getattr(self, name)
             check(value > 0 and math.isfinite(value), name, value, "positive and finite")
+        has_muon = self.name == "muon" or not self.muon_eta
+        check(has_muon, "muon_eta", self.muon_eta, "False with name = 'adamw'")
         for name in ("beta1", "beta2"):
             value = getattr(self, name)
             check(0 <= value < 1, name, value, "in [0, 1)")

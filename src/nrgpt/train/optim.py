@@ -27,7 +27,7 @@ def make_optimisers(
     optimisers: list[Optimizer] = []
     by_muon: set[str] = set()
     if cfg.name == "muon":
-        by_muon = {name for name, p in learned.items() if is_weight_matrix(name, p)}
+        by_muon = {name for name, p in learned.items() if is_for_muon(name, p, cfg)}
         matrices = [learned[name] for name in sorted(by_muon)]
         groups = [{"params": matrices, "peak": cfg.muon_lr}]
         optimisers.append(torch.optim.Muon(groups, lr=cfg.muon_lr, weight_decay=cfg.weight_decay))
@@ -49,14 +49,13 @@ def make_optimisers(
     return optimisers
 
 
-def is_weight_matrix(name: str, parameter: nn.Parameter) -> bool:
-    """A block's W: Muon is for matrices that map states to states, not for tables or rates."""
-    return (
-        name.startswith("blocks.")
-        and parameter.dim() == 2
-        and name.rpartition(".")[2].startswith("W")
-        and ".rate." not in name
-    )
+def is_for_muon(name: str, parameter: nn.Parameter, cfg: OptimiserConfig) -> bool:
+    """A block's W, and eta if asked: matrices that map states to states, not tables."""
+    if not name.startswith("blocks.") or parameter.dim() != 2:
+        return False
+    if ".rate." in name:
+        return cfg.muon_eta
+    return name.rpartition(".")[2].startswith("W")
 
 
 def rate_at(step: int, iterations: int, cfg: OptimiserConfig) -> float:

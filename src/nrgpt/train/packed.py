@@ -38,7 +38,8 @@ from .speed import matrix_product_rate, training_flops_per_token
 
 def shape_of(cfg: TrainConfig) -> TrainConfig:
     """What runs must share to be packed: all but the seed, the optimiser's numbers and the data."""
-    optimiser = OptimiserConfig(name=cfg.optimiser.name, warmup=0)
+    own = cfg.optimiser
+    optimiser = OptimiserConfig(name=own.name, muon_eta=own.muon_eta, warmup=0)
     return dataclasses.replace(cfg, seed=0, optimiser=optimiser, data=DataConfig())
 
 

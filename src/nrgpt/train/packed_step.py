@@ -21,7 +21,7 @@ from ..kernels.dispatch import packed
 from ..kernels.graph import Graphed
 from ..model import LanguageModel
 from .config import OptimiserConfig
-from .optim import is_weight_matrix
+from .optim import is_for_muon
 from .packed_optim import PackedOptimiser
 from .speed import compile_model, forget_compiled
 
@@ -58,7 +58,7 @@ class PackedStep:
         by_muon = [
             name
             for name, p in learned.items()
-            if optimisers[0].name == "muon" and is_weight_matrix(name, p)
+            if optimisers[0].name == "muon" and is_for_muon(name, p, optimisers[0])
         ]
         self.optimiser = PackedOptimiser(
             {name: stacked[name] for name in learned}, by_muon, optimisers
