@@ -194,9 +194,13 @@ def openwebtext(kind: str, form: str, equal_parameters: bool = False) -> TrainCo
     )
     if form in ("paper", "released"):
         return cfg
-    return dataclasses.replace(
-        cfg, optimiser=OptimiserConfig(name="muon", lr=6e-4, muon_lr=0.02, warmup=500)
-    )
+    ours = OptimiserConfig(name="muon", lr=6e-4, muon_lr=0.02, warmup=500)
+    cfg = dataclasses.replace(cfg, optimiser=ours)
+    if cfg.model.block == "nrgpt":  # what made up for GPT's lead: experiments/text_rates
+        ours = dataclasses.replace(ours, muon_eta=True)
+        model = dataclasses.replace(cfg.model, alpha_init=4.0)
+        cfg = dataclasses.replace(cfg, model=model, optimiser=ours)
+    return cfg
 
 
 def debug() -> TrainConfig:
