@@ -25,6 +25,7 @@ SETTINGS = (
     "optimiser.lr=0.003", "optimiser.muon_lr=0.03", "optimiser.final=0.1",
 )  # fmt: skip
 NRGPT, WIDE = "nrgpt_ff2w", "model.width=96"
+BY_MUON, FROM_4 = "optimiser.muon_eta=true", "model.alpha_init=4"
 CASES: dict[str, tuple[str, ...]] = {
     "GPT, 4 layers of width 48": ("gpt", "model.width=48", "model.steps=4"),
     "RGPT-parallel": ("rgpt_parallel", WIDE),
@@ -42,6 +43,18 @@ CASES: dict[str, tuple[str, ...]] = {
     "3 steps": (NRGPT, WIDE, "model.steps=3"),
     "12 steps": (NRGPT, WIDE, "model.steps=12"),
     "12 heads": (NRGPT, WIDE, "model.heads=12"),
+    "eta by Muon": (NRGPT, WIDE, BY_MUON),
+    "eta by Muon, alpha from 4": (NRGPT, WIDE, BY_MUON, FROM_4),
+    "eta by Muon, alpha from 8": (NRGPT, WIDE, BY_MUON, "model.alpha_init=8"),
+    "eta by Muon, alpha from 4, 12 steps": (NRGPT, WIDE, BY_MUON, FROM_4, "model.steps=12"),
+    "eta by Muon, alpha from 4, eta from 0.3": (
+        NRGPT,
+        WIDE,
+        BY_MUON,
+        FROM_4,
+        "model.rate_scale=0.3",
+    ),
+    "eta = 1, alpha from 4": (NRGPT, WIDE, FROM_4, "model.rate=identity"),
     "2 full-rank heads": (NRGPT, WIDE, "model.coupling=full", "model.heads=2"),
 }
 

@@ -112,13 +112,23 @@ def keep_record(case: Case, run: Path, to: Path, measure: Measure, packed: int) 
     return row
 
 
+PAUSE = 3.0
+"""An interval that took so many times the usual one held more than training."""
+
+
 def with_seconds(entries: Sequence[Row], cfg: TrainConfig) -> list[Row]:
-    """Every line with the seconds of training up to it, without evaluations and checkpoints."""
+    """Every line with the seconds of training up to it, without evaluations and checkpoints; and
+    what was compiled, or had to wait, counts as an interval of the usual speed."""
+    speeds = [entry["tokens_per_second"] for entry in entries if "tokens_per_second" in entry]
+    usual = statistics.median(speeds) if speeds else 0.0
     seconds, timed = 0.0, []
     for entry in entries:
         if "tokens_per_second" in entry:
-            tokens = cfg.log_every * cfg.batch * cfg.model.context
-            seconds += tokens / entry["tokens_per_second"]
+            tokens, speed = (
+                cfg.log_every * cfg.batch * cfg.model.context,
+                entry["tokens_per_second"],
+            )
+            seconds += tokens / (speed if PAUSE * speed > usual else usual)
         timed.append({**entry, "seconds": round(seconds, 3)})
     return timed
 
