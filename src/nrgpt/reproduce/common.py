@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..overrides import override
 from ..train.checkpoint import write_atomically
 from ..train.config import TrainConfig
@@ -112,23 +114,26 @@ def keep_record(case: Case, run: Path, to: Path, measure: Measure, packed: int) 
     return row
 
 
-PAUSE = 3.0
+DISTURBED = 1.5
 """An interval that took so many times the usual one held more than training."""
 
 
-def with_seconds(entries: Sequence[Row], cfg: TrainConfig) -> list[Row]:
-    """Every line with the seconds of training up to it, without evaluations and checkpoints; and
-    what was compiled, or had to wait, counts as an interval of the usual speed."""
+def usual_speed(entries: Sequence[Row]) -> float:
+    """Tokens per second that a quarter of the lines surpass."""
     speeds = [entry["tokens_per_second"] for entry in entries if "tokens_per_second" in entry]
-    usual = statistics.median(speeds) if speeds else 0.0
+    return float(np.quantile(speeds, 0.75)) if speeds else 0.0
+
+
+def with_seconds(entries: Sequence[Row], cfg: TrainConfig) -> list[Row]:
+    """Every line with the seconds of training up to it, without evaluations and checkpoints. An
+    interval in which something was compiled, or another process held the machine, counts as a
+    usual one."""
+    usual = usual_speed(entries)
     seconds, timed = 0.0, []
     for entry in entries:
         if "tokens_per_second" in entry:
-            tokens, speed = (
-                cfg.log_every * cfg.batch * cfg.model.context,
-                entry["tokens_per_second"],
-            )
-            seconds += tokens / (speed if PAUSE * speed > usual else usual)
+            tokens, speed = cfg.log_every * cfg.batch * cfg.model.context, entry["tokens_per_second"]
+            seconds += tokens / (speed if DISTURBED * speed > usual else usual)
         timed.append({**entry, "seconds": round(seconds, 3)})
     return timed
 

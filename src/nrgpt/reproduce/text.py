@@ -25,7 +25,17 @@ from ..train.distributed import device_named
 from ..train.precision import autocast
 from ..train.report import read_metrics
 from . import texts
-from .common import Case, Row, carry_out, failures, grouped, markdown, spread, write_text
+from .common import (
+    Case,
+    Row,
+    carry_out,
+    failures,
+    grouped,
+    markdown,
+    spread,
+    usual_speed,
+    write_text,
+)
 from .training import screen
 
 ROWS = {
@@ -123,8 +133,7 @@ def measure(
             row["mmlu"] = ask(loaded, mmlu, limit=QUESTIONS).as_dict()
     written = texts.keep_texts(loaded, record, samples=samples, words=words)
     row["texts"] = [first_words(text, words // 2) for text in written[:2]]
-    speeds = [e["tokens_per_second"] for e in read_metrics(run) if "tokens_per_second" in e]
-    return row | {"tokens_per_second": statistics.median(speeds)}
+    return row | {"tokens_per_second": usual_speed(read_metrics(run))}
 
 
 def check_mmlu(cases: Sequence[Case], folder: Path) -> None:
@@ -175,30 +184,38 @@ def reproduce(
 
 
 def curves(rows: Sequence[Row], records: Path) -> Any:
-    """Validation losses (estimates) against tokens, FLOPs and seconds."""
+    """Losses against tokens, FLOPs and seconds: validation (estimates), and faintly those of the
+    batches, whose tokens are the same for all models."""
     figure = new_figure(13, 4)
     axes = figure.subplots(1, 3, sharey=True)
     for row in rows:
         if "error" in row:
             continue
-        entries = [e for e in read_metrics(records / row["case"]) if "val_loss" in e]
-        shares = [e["step"] / row["iterations"] for e in entries]
-        xs = (
-            [share * row["tokens"] for share in shares],
-            [share * row["training_flops"] for share in shares],
-            [e["seconds"] for e in entries],
-        )
+        entries = read_metrics(records / row["case"])
         style = "--" if "as many" in row["model"] else "-"
-        label = row["model"] if row["seed"] == 0 else None
-        for axis, x in zip(axes, xs, strict=True):
-            losses = [e["val_loss"] for e in entries]
-            axis.plot(x, losses, style, color=COLOURS[row["model"]], label=label)
+        for key, look in (
+            ("val_loss", {"marker": "o", "markersize": 3}),
+            ("loss", {"alpha": 0.3, "linewidth": 0.8}),
+        ):
+            own = [entry for entry in entries if key in entry]
+            shares = [entry["step"] / row["iterations"] for entry in own]
+            xs = (
+                [share * row["tokens"] for share in shares],
+                [share * row["training_flops"] for share in shares],
+                [entry["seconds"] for entry in own],
+            )
+            label = row["model"] if row["seed"] == 0 and key == "val_loss" else None
+            for axis, x in zip(axes, xs, strict=True):
+                losses = [entry[key] for entry in own]
+                axis.plot(x, losses, style, color=COLOURS[row["model"]], label=label, **look)
+    lowest = min(entry for axis in axes for line in axis.lines for entry in line.get_ydata())
+    axes[0].set_ylim(lowest - 0.1, lowest + 3)
     for axis, name in zip(
         axes, ("tokens", "FLOPs of training", "seconds of training"), strict=True
     ):
         axis.set(xlabel=name)
         axis.grid(alpha=0.25)
-    axes[0].set_ylabel("validation loss (nats, estimate)")
+    axes[0].set_ylabel("loss (nats; faint: of the batches)")
     axes[0].legend(frameon=False)
     return figure
 
@@ -259,7 +276,7 @@ def mmlu_of(rows: Sequence[Row]) -> str:
 
 def side_by_side(rows: Sequence[Row]) -> str:
     """Texts of each model, begun from nothing, as the paper's figure has them."""
-    own = [runs[0] for runs in grouped(rows, "model").values()]
+    own = [runs[0] for runs in grouped(rows, "model").values() if "texts" in runs[0]]
     said = "# Samples\n\nTemperature 0.8, each begun from nothing, the first ones that came.\n\n"
     shown = [
         [text.replace("|", "\\|").replace("\n", "<br>") for text in row["texts"]] for row in own
