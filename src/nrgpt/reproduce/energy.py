@@ -32,7 +32,7 @@ OURS: dict[str, Any] = {
 OURS_BY_STEPS: dict[int, dict[str, Any]] = {
     30: {"iterations": 10_000, "optimiser.lr": 1e-3, "optimiser.muon_lr": 0.005},
     100: {
-        "iterations": 4_000,
+        "iterations": 8_000,
         "optimiser.lr": 1e-3,
         "optimiser.muon_lr": 0.002,
         "model.rate_scale": 0.05,
