@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import signal
+import warnings
 
 import pytest
 import torch
@@ -71,6 +72,39 @@ def test_updates_equal_those_of_torch(fields):
     for run, model in enumerate(lone):
         for name, value in model.named_parameters():
             assert relative(step.weights[name][run], value) < 1e-9, name
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("name", "is_wrong"), [(None, False), ("rate.log_c", True)])
+def test_a_pack_does_without_a_compiler_that_errs(monkeypatch, name, is_wrong, precision):
+    def compiled(function, **options):
+        def computed(x, y, masks, steps):
+            if name is None:
+                return function(x, y, masks, steps)
+            key = f"blocks.0.{name}"
+            right, step.weights[key] = step.weights[key], step.weights[key] + 0.1
+            losses = function(x, y, masks, steps)
+            step.weights[key] = right
+            return losses
+
+        return computed if getattr(function, "__name__", "") == "losses_of_all" else function
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    models = [randomised(config(rate="gamma_per_step")).float() for _ in range(2)]
+    x, y = torch.randint(11, (2, 2, 3, 7))
+    rates = torch.zeros(2, dtype=torch.float64)
+    step = PackedStep(
+        copy.deepcopy(models),
+        [OptimiserConfig()] * 2,
+        compile=True,
+        precision=lambda: torch.autocast("cpu", dtype=precision, enabled=precision.itemsize < 4),
+    )
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        step(x, y, None, rates)
+    said = [str(one.message) for one in said if "go on without compilation" in str(one.message)]
+    assert len(said) == is_wrong
+    assert (step.losses == step.losses_of_all) == is_wrong
 
 
 @pytest.mark.parametrize("shape", [(7, 12), (12, 7), (9, 9)])

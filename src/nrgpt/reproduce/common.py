@@ -132,7 +132,10 @@ def with_seconds(entries: Sequence[Row], cfg: TrainConfig) -> list[Row]:
     seconds, timed = 0.0, []
     for entry in entries:
         if "tokens_per_second" in entry:
-            tokens, speed = cfg.log_every * cfg.batch * cfg.model.context, entry["tokens_per_second"]
+            tokens, speed = (
+                cfg.log_every * cfg.batch * cfg.model.context,
+                entry["tokens_per_second"],
+            )
             seconds += tokens / (speed if DISTURBED * speed > usual else usual)
         timed.append({**entry, "seconds": round(seconds, 3)})
     return timed

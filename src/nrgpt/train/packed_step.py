@@ -8,6 +8,7 @@ equals its lone one within rounding (that of bfloat16 under Muon, which computes
 Nothing here waits for the device, so an update can be recorded as one CUDA graph and replayed.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -27,6 +28,9 @@ from .speed import compile_model, forget_compiled
 
 BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """All but cuDNN's, for which a compiler sees an output under vmap that is not there."""
+
+TOLERANCE = 0.02
+"""How far, of its norm, a compiled gradient may be off where the plain one is exact."""
 
 OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {"comprehensive_padding": False}
 """With rows that the compiler pads, torch 2.11 mixes up numbers on a GPU where a weight (P, n) of
@@ -73,6 +77,7 @@ class PackedStep:
             for name, value in self.weights.items():  # the model's own weights lie in the buffer
                 named[0][name].data = value[0].detach()
         self.optimise: Callable[..., Tensor] = self.optimiser.step
+        self.is_proven = not compile or len(models) == 1
         if compile:
             if len(models) > 1:
                 forget_compiled()
@@ -97,6 +102,8 @@ class PackedStep:
         """Losses (P,), and which of them led to an update: a run whose loss or gradient is not
         finite stays as it is."""
         self.model.train()
+        if not self.is_proven:
+            self.prove(x, y, masks, steps)
         return self.updated(x, y, masks, rates, steps)
 
     def evaluate(self, x: Tensor, y: Tensor) -> Tensor:
@@ -120,6 +127,34 @@ class PackedStep:
         losses = losses.detach()
         return losses, self.optimise(self.optimiser.flat.joined(shaped), losses, rates)
 
+    def prove(self, x: Tensor, y: Tensor, masks: Tensor | None, steps: int | None) -> None:
+        """Do without compilation if it gets the gradients wrong: torch 2.11 does with a rate for
+        each step, and training went on, to a worse model. What is compiled must be about as near
+        to float32's gradients as what is not."""
+
+        def gradients(
+            losses: Callable[..., Tensor], precision: Callable[[], AbstractContextManager[Any]]
+        ) -> tuple[Tensor, ...]:
+            with self.computing(precision):
+                return torch.autograd.grad(losses(x, y, masks, steps).sum(), self.leaves)
+
+        truth = gradients(self.losses_of_all, nullcontext)
+        plain = gradients(self.losses_of_all, self.precision)
+        found = gradients(self.losses, self.precision)
+        for name, *three in zip(self.optimiser.weights, truth, plain, found, strict=True):
+            exact, *others = (gradient.double() for gradient in three)
+            size = exact.norm().clamp_min(torch.finfo(torch.float64).tiny)
+            usual, error = (((other - exact).norm() / size).item() for other in others)
+            if not error <= 3 * usual + TOLERANCE:
+                warnings.warn(
+                    f"compiled, the gradient of {name} is off by {error:.1%} (not compiled: "
+                    f"{usual:.1%}); these runs go on without compilation, more slowly",
+                    stacklevel=2,
+                )
+                self.losses = self.losses_of_all
+                break
+        self.is_proven = True
+
     def loss_of_one(self, x: Tensor, y: Tensor, masks: Tensor | None, steps: int | None) -> Tensor:
         masks = None if masks is None else masks[0]
         _, loss = self.model(x[0], y[0], masks=masks, steps=steps, want_logits=False)
@@ -137,10 +172,12 @@ class PackedStep:
         return vmap(loss, in_dims=dims)(self.weights, x, y, masks)
 
     @contextmanager
-    def computing(self) -> Iterator[None]:
+    def computing(
+        self, precision: Callable[[], AbstractContextManager[Any]] | None = None
+    ) -> Iterator[None]:
         """In the asked-for precision and, where several runs go through one model, batched."""
         with ExitStack() as stack:
-            stack.enter_context(self.precision())
+            stack.enter_context((precision or self.precision)())
             if len(self.optimiser.lr) > 1:
                 stack.enter_context(packed())
                 stack.enter_context(sdpa_kernel(BACKENDS))
