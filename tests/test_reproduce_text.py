@@ -1,6 +1,7 @@
 """nrgpt reproduce shakespeare and text: their sizes, end to end, and the texts they keep."""
 
 import json
+import shutil
 import string
 from collections import Counter
 from pathlib import Path
@@ -135,15 +136,41 @@ def test_text_has_the_papers_sizes():
     assert 124 < ours[0] < ours[3] < ours[4] < 128
 
 
-def test_text_end_to_end(tmp_path, characters):
+def test_the_claim_about_text_is_that_of_its_logs():
+    folder = Path(__file__).parents[1] / "experiments" / "text"
+    rows = {row["model"]: row for row in common.read_rows(folder)}
+    gpt, ours = rows["GPT"], rows["NRGPT FF2W, as many parameters"]
+    behind = ours["val_loss_full"] - gpt["val_loss_full"]
+    assert behind <= 0.05
+    assert f"**{behind:.3f}**" in (folder / "README.md").read_text()
+    assert ours["tokens"] == gpt["tokens"]
+    assert ours["parameters_tied"] < 1.03 * gpt["parameters_tied"]
+    configs = [
+        json.loads((folder / "runs" / row["case"] / "config.json").read_text())
+        for row in (gpt, ours)
+    ]
+    for name in ("data", "batch", "seed", "iterations"):  # the same tokens in the same order
+        assert configs[0][name] == configs[1][name]
+    for row in (gpt, ours):
+        result = json.loads((folder / "runs" / row["case"] / "result.json").read_text())
+        assert result["val_loss_full"] == row["val_loss_full"]
+
+
+def test_text_end_to_end(tmp_path, characters, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     cases = text.cases(characters, tokens=500, quick=True)
     assert len(cases) == 5
     cases = [case.changed(TINY) for case in cases[:1] + cases[-1:]]
     for split, number in {"dev": 5, "test": 60}.items():
         write_questions(csv_file(tmp_path / "mmlu", split, "astronomy"), number)
-    options = {"judge": None, "quick": True, "held_out": characters, "throughput": 1e6}
-    options["mmlu"] = tmp_path / "mmlu"
+    options = {"judge": None, "quick": True, "throughput": 1e6}
+    text.reproduce(cases, tmp_path / "to", **options)
+    assert "mmlu" not in common.read_rows(tmp_path / "to")[0]
+    options |= {"held_out": characters, "mmlu": tmp_path / "mmlu"}  # what is asked for later
+    shutil.rmtree(common.run_folder(tmp_path / "to", cases[1].name) / "checkpoints")
     files = text.reproduce(cases, tmp_path / "to", **options)
+    assert "on record without held_out, mmlu, and" in capsys.readouterr().out
+    assert "mmlu" not in common.read_rows(tmp_path / "to")[1]
     names = ["losses-ours.png", "table-ours.md", "samples-ours.md", "full_run.md"]
     assert [file.name for file in files] == names
     row = common.read_rows(tmp_path / "to")[0]

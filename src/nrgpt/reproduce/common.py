@@ -77,8 +77,8 @@ def carry_out(
             refuse_other_configuration(case.cfg, to / "runs" / case.name)
     missing = {case.name: case for case in cases if case.name not in rows}
     screen.print(f"{len(cases):,} runs, {len(cases) - len(missing):,} of them on record in {to}")
-    runs, began = Path("runs") / "reproduce" / to.name, time.perf_counter()
-    todo = [(case.cfg, runs / case.name) for case in missing.values()]
+    began = time.perf_counter()
+    todo = [(case.cfg, run_folder(to, case.name)) for case in missing.values()]
     for pack in train_all(todo, processes):
         for _, run in pack:
             rows[run.name] = keep_record(missing[run.name], run, to, measure, packed=len(pack))
@@ -88,6 +88,11 @@ def carry_out(
     if missing:
         note_wall_time(to, len(missing), processes, time.perf_counter() - began)
     return list(rows.values())
+
+
+def run_folder(to: Path, case: str) -> Path:
+    """With the checkpoints, as long as they are there."""
+    return Path("runs") / "reproduce" / to.name / case
 
 
 def read_rows(to: Path) -> list[Row]:

@@ -27,13 +27,16 @@ from ..train.report import read_metrics
 from . import texts
 from .common import (
     Case,
+    Measure,
     Row,
     carry_out,
     failures,
     grouped,
     markdown,
+    run_folder,
     spread,
     usual_speed,
+    write_rows,
     write_text,
 )
 from .training import screen
@@ -136,6 +139,22 @@ def measure(
     return row | {"tokens_per_second": usual_speed(read_metrics(run))}
 
 
+def completed(
+    row: Row, cases: Sequence[Case], to: Path, wanted: Sequence[str], measured: Measure
+) -> Row:
+    """A run on record is measured again if something wanted was not then, and can be now."""
+    lacks = [name for name in wanted if name not in row]
+    own = [case for case in cases if case.name == row["case"]]
+    if not lacks or not own or "error" in row:
+        return row
+    run = run_folder(to, row["case"])
+    if not any((run / "checkpoints").glob("step-*")):
+        said = f"{row['case']}: on record without {', '.join(lacks)}, and {run} has no checkpoint"
+        screen.print(said, highlight=False, soft_wrap=True)
+        return row
+    return row | measured(own[0], run, to / "runs" / row["case"])
+
+
 def check_mmlu(cases: Sequence[Case], folder: Path) -> None:
     """What would fail after training had better fail before."""
     subjects_of(["mmlu"], folder)
@@ -169,10 +188,10 @@ def reproduce(
     samples, words = (2, 10) if quick else (8, 200)
     measured = partial(measure, held_out=held_out, mmlu=mmlu, samples=samples, words=words)
     rows = carry_out(cases, to, measured, **options)
-    for name, given in (("held_out", held_out), ("mmlu", mmlu)):
-        without = [row["case"] for row in rows if name not in row and "error" not in row]
-        if given is not None and without:
-            screen.print(f"on record without {name}, and not asked again: {', '.join(without)}")
+    wanted = [name for name, at in (("held_out", held_out), ("mmlu", mmlu)) if at is not None]
+    if not options.get("plots_only"):
+        rows = [completed(row, cases, to, wanted, measured) for row in rows]
+        write_rows(to, rows)
     rows = texts.with_metrics(rows, to, judge, quick)
     files = []
     for (recipe,) in grouped(rows, "recipe"):
