@@ -133,14 +133,11 @@ def with_seconds(entries: Sequence[Row], cfg: TrainConfig) -> list[Row]:
     """Every line with the seconds of training up to it, without evaluations and checkpoints. An
     interval in which something was compiled, or another process held the machine, counts as a
     usual one."""
-    usual = usual_speed(entries)
+    usual, tokens = usual_speed(entries), cfg.log_every * cfg.batch * cfg.model.context
     seconds, timed = 0.0, []
     for entry in entries:
         if "tokens_per_second" in entry:
-            tokens, speed = (
-                cfg.log_every * cfg.batch * cfg.model.context,
-                entry["tokens_per_second"],
-            )
+            speed = entry["tokens_per_second"]
             seconds += tokens / (speed if DISTURBED * speed > usual else usual)
         timed.append({**entry, "seconds": round(seconds, 3)})
     return timed

@@ -227,8 +227,9 @@ def curves(rows: Sequence[Row], records: Path) -> Any:
             for axis, x in zip(axes, xs, strict=True):
                 losses = [entry[key] for entry in own]
                 axis.plot(x, losses, style, color=COLOURS[row["model"]], label=label, **look)
-    lowest = min(entry for axis in axes for line in axis.lines for entry in line.get_ydata())
-    axes[0].set_ylim(lowest - 0.1, lowest + 3)
+    losses = [loss for line in axes[0].lines for loss in line.get_ydata()]
+    if losses:  # the first updates, from 11 nats on, would take all the room
+        axes[0].set_ylim(min(losses) - 0.1, min(losses) + 3)
     for axis, name in zip(
         axes, ("tokens", "FLOPs of training", "seconds of training"), strict=True
     ):
