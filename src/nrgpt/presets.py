@@ -29,6 +29,7 @@ CERTIFIED: dict[str, Any] = {
     "hidden_factor": 8,
     "rate": "gamma_per_step",
     "learn_alpha": False,
+    "alpha_init": 1.0,
 }
 """Descent is proved at every step, whatever the weights become (hidden 8 D: as many parameters in
 the feed-forward part as the others)."""
@@ -253,7 +254,9 @@ def demo() -> TrainConfig:
 def certified(make: Callable[[str, str], TrainConfig]) -> TrainConfig:
     """Our recipe for NRGPT-FF2W, with energies and a rate whose descent is proved at every step."""
     cfg = make("nrgpt_ff2w", "")
-    return dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, **CERTIFIED))
+    optimiser = dataclasses.replace(cfg.optimiser, muon_eta=False)  # eta is no matrix
+    model = dataclasses.replace(cfg.model, **CERTIFIED)
+    return dataclasses.replace(cfg, model=model, optimiser=optimiser)
 
 
 def register(name: str, make: Callable[..., TrainConfig], *arguments: Any) -> None:
