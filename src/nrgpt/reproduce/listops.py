@@ -84,6 +84,8 @@ def reproduce(cases: Sequence[Case], to: Path, **options: Any) -> list[Path]:
             for row in rows
             if (row["recipe"], row["modulus"], row["answers"]) == (recipe, modulus, answers)
         ]
+        if all(transition_of(of_model) is None for of_model in grouped(own, "model").values()):
+            continue  # a figure of one or two sizes shows nothing
         figure = transition_figure(own, f"modulo {modulus}, {answers}, recipe: {recipe}")
         files += save(figure, to / f"transition-{recipe}-mod{modulus}-{answers}", ("png",))
     return [*files, write_text(to / "transitions.md", transition_table(rows))]
