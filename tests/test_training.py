@@ -144,3 +144,6 @@ def test_muon_takes_eta_where_asked_and_packs_say_so():
     assert shape_of(asked) != shape_of(debug("optimiser.name=muon"))
     with pytest.raises(ValueError, match="muon_eta = True: must be False with name = 'adamw'"):
         OptimiserConfig(muon_eta=True)
+    for idle in ("model.rate=free_per_step", "model.rate=identity", "model.block=gpt"):
+        with pytest.raises(ValueError, match=r"optimiser\.muon_eta.*has no matrix eta"):
+            debug("optimiser.name=muon", "optimiser.muon_eta=true", idle)

@@ -174,6 +174,9 @@ OWT_EQUAL_PARAMETERS: dict[str, tuple[dict[str, Any], float, float]] = {
     "nrgpt_ff2w": ({"width": 1536, "steps": 6}, 3e-5, 0.1),
 }
 """Equal parameters (124M to 128M, tied)."""
+OURS_EQUAL_PARAMETERS = {"width": 1792, "heads": 14}
+"""NRGPT with low-rank heads has fewer parameters than the paper's of the same width: as many as
+GPT take this one (127M)."""
 
 
 def openwebtext(kind: str, form: str, equal_parameters: bool = False) -> TrainConfig:
@@ -199,7 +202,8 @@ def openwebtext(kind: str, form: str, equal_parameters: bool = False) -> TrainCo
     cfg = dataclasses.replace(cfg, optimiser=ours)
     if cfg.model.block == "nrgpt":  # what made up for GPT's lead: experiments/text_rates
         ours = dataclasses.replace(ours, muon_eta=True)
-        model = dataclasses.replace(cfg.model, alpha_init=4.0)
+        wider = OURS_EQUAL_PARAMETERS if equal_parameters else {}
+        model = dataclasses.replace(cfg.model, alpha_init=4.0, **wider)
         cfg = dataclasses.replace(cfg, model=model, optimiser=ours)
     return cfg
 

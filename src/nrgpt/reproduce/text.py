@@ -51,10 +51,6 @@ ROWS = {
 """The paper's rows: three of equal width, and two with as many parameters (tied) as GPT."""
 COLOURS = dict(zip(ROWS, ("black", "C3", "C1", "C3", "C1"), strict=True))
 
-WIDER = {"model.width": 1_792, "model.heads": 14}
-"""NRGPT with low-rank heads has fewer parameters than the paper's at the same width: as many as
-GPT take this one (127M tied; heads of 128)."""
-
 BATCH = 16
 """Sequences of an update, a thirtieth of the paper's: for tens of millions of tokens, more updates
 serve better than larger ones."""
@@ -83,8 +79,6 @@ def cases(
         cfg = replace(PRESETS[preset + form](), changes)
         if recipe == "ours":
             cfg = replace(cfg, {"optimiser.lr": RATE})
-        if recipe == "ours" and preset == "owt_nrgpt_ff2w_equal_parameters":
-            cfg = replace(cfg, WIDER)
         if quick:
             width = 32 if "equal" in preset else 16
             vocabulary = Dataset.open(data).vocab_size

@@ -117,6 +117,14 @@ class TrainConfig:
             deepest = self.random_steps[1]
             fits = self.model.block != "gpt" or deepest <= self.model.steps
             check(fits, "random_steps", self.random_steps, "at most the blocks of this gpt")
+        has_eta = self.model.block == "nrgpt" and self.model.rate in ("free", "psd_skew", "state")
+        check(
+            has_eta or not self.optimiser.muon_eta,
+            "optimiser.muon_eta",
+            self.optimiser.muon_eta,
+            f"False: block = {self.model.block!r} with rate = {self.model.rate!r} has no matrix "
+            "eta that all steps share",
+        )
         too_long = self.optimiser.warmup >= self.iterations
         check(not too_long, "optimiser.warmup", self.optimiser.warmup, "less than iterations")
 
