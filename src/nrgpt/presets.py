@@ -174,7 +174,7 @@ OWT_EQUAL_PARAMETERS: dict[str, tuple[dict[str, Any], float, float]] = {
     "nrgpt_ff2w": ({"width": 1536, "steps": 6}, 3e-5, 0.1),
 }
 """Equal parameters (124M to 128M, tied)."""
-OURS_EQUAL_PARAMETERS = {"width": 1792, "heads": 14}
+OURS_EQUAL_PARAMETERS: dict[str, Any] = {"width": 1792, "heads": 14}
 """NRGPT with low-rank heads has fewer parameters than the paper's of the same width: as many as
 GPT take this one (127M)."""
 
