@@ -145,6 +145,7 @@ def test_a_recorded_update_in_bfloat16(compile, runs):
     ],
     ids=str,
 )
+@pytest.mark.filterwarnings("ignore:compiled, the gradient of")  # and so it is not: as wanted
 def test_what_is_compiled_computes_the_same(runs, fields, part):
     cfg = ModelConfig(**{"context": 100, "heads": 4, "steps": 2} | fields)
     models = [LanguageModel(cfg).cuda() for _ in range(runs)]

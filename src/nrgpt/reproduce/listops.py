@@ -124,6 +124,7 @@ def transition_figure(rows: Sequence[Row], title: str) -> Any:
         below.legend(frameon=False)
         for axis in (above, below):
             axis.grid(alpha=0.25)
+            axis.xaxis.set_minor_formatter("")  # labels between powers of ten would overlap
     axes[0, 0].set_ylabel("accuracy (greedy, all tests)")
     axes[1, 0].set_ylabel("loss (nats)")
     figure.suptitle(f"ListOps, {title}")
@@ -144,9 +145,11 @@ def draw_transition(axis: Any, transition: Transition, sizes: np.ndarray) -> Non
 def transition_table(rows: Sequence[Row]) -> str:
     """One line for each model and task."""
     labels = ("recipe", "modulus", "answers", "model")
+    order = list(MODELS).index
+    groups = grouped(rows, *labels)
     lines = []
-    for group, own in grouped(rows, *labels).items():
-        recipe, modulus, answers, name = group
+    for recipe, modulus, answers, name in sorted(groups, key=lambda g: (*g[:3], order(g[3]))):
+        own = groups[recipe, modulus, answers, name]
         largest = max(row["parameters"] for row in own)
         at_largest = [row["accuracy"] for row in own if row["parameters"] == largest]
         lines.append(

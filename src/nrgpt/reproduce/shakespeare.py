@@ -168,24 +168,42 @@ def reproduce(
 
 def scaling_figure(rows: Sequence[Row], recipe: str) -> Any:
     """Dots: all runs. Lines: at each size, the learning rate with the least mean validation loss
-    over its seeds, and what it has on the training data."""
-    figure = new_figure(11, 4.2)
-    panels = {
-        "train_loss": "training (estimate, at the end)",
-        "val_loss_full_best": "validation (whole split, best checkpoint)",
-    }
-    axes = figure.subplots(1, 2, sharex=True)
-    for axis, (key, title) in zip(axes, panels.items(), strict=True):
-        for (kind,), own in grouped(rows, "model").items():
-            colour, sizes = COLOURS[kind], [row["parameters"] for row in own]
-            axis.plot(sizes, [row[key] for row in own], ".", alpha=0.3, color=colour)
-            points = means(best_configurations(own), "parameters", key)
-            axis.plot(*points, "-o", label=TITLES[kind], color=colour)
-        axis.set(xscale="log", xlabel="parameters", ylabel="loss (nats)", title=title)
+    over its seeds, and what it has on the training data. On the right, who overfits: at equal
+    training loss, whose validation loss is lower?"""
+    figure = new_figure(15, 4.2)
+    from matplotlib.ticker import MaxNLocator
+
+    panels = [
+        ("parameters", "train_loss", "training (estimate, at the end)"),
+        ("parameters", "val_loss_full_best", "validation (whole split, best checkpoint)"),
+        ("train_loss", "val_loss", "validation against training, at the end"),
+    ]
+    for axis, (x, y, title) in zip(figure.subplots(1, 3), panels, strict=True):
+        for (kind,), own in in_order(grouped(rows, "model")):
+            colour = COLOURS[kind]
+            axis.plot([row[x] for row in own], [row[y] for row in own], ".", alpha=0.3, c=colour)
+            best = best_configurations(own)
+            sizes, values = means(best, "parameters", y)
+            places = sizes if x == "parameters" else means(best, "parameters", x)[1]
+            axis.plot(places, values, "-o", label=TITLES[kind], color=colour)
+        axis.set(title=title, ylabel="loss (nats)")
+        if x == "parameters":
+            axis.set(xscale="log", xlabel="parameters")
+        else:
+            axis.set(xlabel="training loss (nats)", yscale="log", ylabel="validation loss (nats)")
+            axis.yaxis.set_major_locator(MaxNLocator(6))
+            axis.yaxis.set_major_formatter("{x:.1f}")
+            axis.yaxis.set_minor_formatter("")
         axis.grid(alpha=0.25)
-    axes[0].legend(frameon=False)
+    axis.legend(frameon=False)
     figure.suptitle(f"Shakespeare, recipe: {recipe}")
     return figure
+
+
+def in_order(groups: dict[tuple[Any, ...], list[Row]]) -> list[tuple[tuple[Any, ...], list[Row]]]:
+    """Groups that begin with a model, as TITLES lists them."""
+    order = list(TITLES).index
+    return sorted(groups.items(), key=lambda group: (order(group[0][0]), *group[0][1:]))
 
 
 def best_configurations(rows: Sequence[Row]) -> list[Row]:
@@ -222,7 +240,7 @@ def table(rows: Sequence[Row], part: str, recipe: str) -> str:
     names = ("model", "width", "heads", "steps", "lr", "iterations")
     lines, measured = [], [row for row in rows if "metrics" in row]
     metrics = texts.columns(measured)
-    for group, own in grouped(rows, *names).items():
+    for group, own in in_order(grouped(rows, *names)):
         kind, *numbers = group
         line: list[Any] = [TITLES[kind], *numbers, f"{own[0]['parameters_tied']:,}"]
         line += [f"{own[0]['parameters_untied']:,}", len(own)]
