@@ -1,0 +1,210 @@
+"""One change at a time from a small NRGPT on Shakespeare. One CPU core, four minutes a row.
+
+python levers.py [--seeds 0,1] [NAME ...]   appends to results.jsonl; summary.md is made of it
+"""
+
+import copy
+import json
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from torch import Tensor, nn
+
+from nrgpt.model import LanguageModel
+from nrgpt.overrides import override
+from nrgpt.presets import CERTIFIED, PRESETS
+from nrgpt.reproduce.common import grouped, markdown, write_text
+from nrgpt.train.config import TrainConfig
+from nrgpt.train.data import open_dataset, prepare_dataset
+from nrgpt.train.optim import make_optimisers, rate_at, set_rate
+
+HERE = Path(__file__).parent
+BASE = (
+    "iterations=600", "batch=16", "model.context=128", "model.dropout=0", "model.width=96",
+    "model.heads=4", "model.steps=6", "model.alpha_init=4", "optimiser.lr=0.003",
+    "optimiser.muon_lr=0.03", "optimiser.muon_eta=true",
+)  # fmt: skip
+AVERAGES = (0.98, 0.995)
+
+
+class Injected(LanguageModel):
+    """Every step adds the embedding again, by a learned weight for each dimension: the force of
+    an energy that is linear in g."""
+
+    def __init__(self, cfg: Any):
+        super().__init__(cfg)
+        self.injection = nn.Parameter(torch.full((cfg.width,), 0.1))
+
+    def states(self, *arguments: Any, **options: Any) -> Iterator[Tensor]:
+        first = x = next(super().states(*arguments, **options))
+        yield x
+        prepared = self.prepare()
+        for t in range(self.cfg.steps):
+            x = self.blocks[0](x, t, prepared[0], None) + self.injection * first
+            yield x
+
+
+class NormEachStep(LanguageModel):
+    """A norm of its own for each step."""
+
+    def __init__(self, cfg: Any):
+        super().__init__(cfg)
+        norm = self.blocks[0].norm
+        self.norms = nn.ModuleList(copy.deepcopy(norm) for _ in range(cfg.steps))
+        norm.requires_grad_(False)
+
+    def states(self, *arguments: Any, **options: Any) -> Iterator[Tensor]:
+        x = next(super().states(*arguments, **options))
+        yield x
+        block, prepared = self.blocks[0], self.prepare()
+        shared = block.norm
+        for t in range(self.cfg.steps):
+            block._modules["norm"] = self.norms[t]
+            x = block(x, t, prepared[0], None)
+            block._modules["norm"] = shared
+            yield x
+
+
+MEMORY = [
+    f"model.{name}={CERTIFIED[name]}" for name in ("feedforward", "potential", "hidden_factor")
+]
+LEVERS: dict[str, tuple[type[LanguageModel], tuple[str, ...]]] = {
+    "none": (LanguageModel, ()),
+    "alpha from 1, eta by AdamW": (
+        LanguageModel,
+        ("model.alpha_init=1", "optimiser.muon_eta=false"),
+    ),
+    "embedding injected at every step": (Injected, ()),
+    "a norm for each step": (NormEachStep, ()),
+    "RMSNorm": (LanguageModel, ("model.norm=rmsnorm",)),
+    "potential relu2, hidden 8D": (LanguageModel, tuple(MEMORY)),
+    "random steps 4 - 8": (LanguageModel, ("random_steps=(4,8)",)),
+    "no weight decay": (LanguageModel, ("optimiser.weight_decay=0",)),
+    "weight decay 0.3": (LanguageModel, ("optimiser.weight_decay=0.3",)),
+    "untied embedding": (LanguageModel, ("model.tied=false",)),
+    "a factor before the feed-forward energy": (
+        LanguageModel,
+        ("model.feedforward_scale=true",),
+    ),
+    "eta = U^T U + V - V^T": (LanguageModel, ("model.rate=psd_skew",)),
+    "relu": (LanguageModel, ("model.activation=relu",)),
+    "linear decay": (LanguageModel, ("optimiser.decay=linear",)),
+    "beta 0.4 instead of 0.2": (LanguageModel, ("model.beta=0.4",)),
+    "Muon 0.02": (LanguageModel, ("optimiser.muon_lr=0.02",)),
+    "Muon 0.045": (LanguageModel, ("optimiser.muon_lr=0.045",)),
+    "RGPT-parallel": (LanguageModel, ("model.block=rgpt_parallel", "optimiser.muon_eta=false")),
+    "RGPT": (LanguageModel, ("model.block=rgpt", "optimiser.muon_eta=false")),
+}
+
+
+def configuration(name: str, seed: int) -> TrainConfig:
+    _, fields = LEVERS[name]
+    changed = {field.partition("=")[0] for field in fields}
+    kept = [field for field in BASE if field.partition("=")[0] not in changed]
+    return override(PRESETS["shakespeare_nrgpt_ff2w"](), [*kept, *fields, f"seed={seed}"])
+
+
+def train(name: str, seed: int) -> None:
+    cfg = configuration(name, seed)
+    prepare_dataset(cfg.data)
+    dataset = open_dataset(cfg.data, cfg.model.vocab_size)
+    torch.manual_seed(seed)
+    model = LEVERS[name][0](cfg.model)
+    optimisers = make_optimisers(model, cfg.optimiser, torch.device("cpu"))
+    averages = {share: copy.deepcopy(model) for share in AVERAGES}
+    began, losses = time.perf_counter(), []
+    sizes = {"size": cfg.batch, "context": cfg.model.context}
+    draw = torch.Generator().manual_seed(seed)
+    for t in range(cfg.iterations):
+        x, y = dataset.tokens("train").batch(seed=seed, step=t, **sizes)
+        set_rate(optimisers, rate_at(t, cfg.iterations, cfg.optimiser))
+        steps = None
+        if cfg.random_steps:
+            least, most = cfg.random_steps
+            steps = int(torch.randint(least, most + 1, (), generator=draw))
+        _, loss = model(x, y, steps=steps, want_logits=False)
+        model.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.optimiser.clip)
+        for optimiser in optimisers:
+            optimiser.step()
+        losses.append(loss.item())
+        with torch.no_grad():
+            for share, average in averages.items():
+                share = min(share, (1 + t) / (10 + t))
+                for ours, theirs in zip(average.parameters(), model.parameters(), strict=True):
+                    ours.lerp_(theirs, 1 - share)
+    row = {
+        "lever": name,
+        "seed": seed,
+        "parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
+        "train_loss": statistics.fmean(losses[-50:]),
+        "val_loss": validation_loss(model, dataset, sizes),
+        **{
+            f"val_loss_average_{share}": validation_loss(averages[share], dataset, sizes)
+            for share in AVERAGES
+        },
+        "seconds": round(time.perf_counter() - began),
+    }
+    with (HERE / "results.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    print(name, seed, f"{row['train_loss']:.4f} {row['val_loss']:.4f}", flush=True)
+
+
+@torch.no_grad()
+def validation_loss(model: LanguageModel, dataset: Any, sizes: dict[str, int]) -> float:
+    """Over the same 60 random batches for all."""
+    found = []
+    for t in range(60):
+        x, y = dataset.tokens("val").batch(seed=1_000, step=t, **sizes)
+        found.append(model(x, y, want_logits=False)[1].item())
+    return statistics.fmean(found)
+
+
+def summarise() -> None:
+    rows = [json.loads(line) for line in (HERE / "results.jsonl").read_text().splitlines()]
+    groups = {name: own for (name,), own in grouped(rows, "lever").items()}
+    lines = []
+    for name in LEVERS:
+        if name not in groups:
+            continue
+        own = groups[name]
+        seeds = {row["seed"]: row["val_loss"] for row in own}
+        base = {row["seed"]: row["val_loss"] for row in groups["none"]}
+        against = [loss - base[seed] for seed, loss in seeds.items() if seed in base]
+        averaged = [statistics.fmean(row[f"val_loss_average_{s}"] for row in own) for s in AVERAGES]
+        lines.append(
+            [
+                name,
+                f"{own[0]['parameters']:,}",
+                f"{statistics.fmean(row['train_loss'] for row in own):.3f}",
+                " ".join(f"{loss:.3f}" for _, loss in sorted(seeds.items())),
+                f"{statistics.fmean(against):+.3f}",
+                *(f"{loss:.3f}" for loss in averaged),
+            ]
+        )
+    headings = [
+        "change", "parameters", "training", "validation, by seed", "mean against none",
+        *(f"weights averaged, {share}" for share in AVERAGES),
+    ]  # fmt: skip
+    write_text(HERE / "summary.md", markdown(headings, lines))
+
+
+def main(names: Annotated[list[str] | None, typer.Argument()] = None, seeds: str = "0,1") -> None:
+    torch.set_num_threads(1)
+    for name in names or LEVERS:
+        if name not in LEVERS:
+            raise typer.BadParameter(f"{name!r}: must be one of {', '.join(LEVERS)}")
+    for seed in map(int, seeds.split(",")):
+        for name in names or LEVERS:
+            train(name, seed)
+    summarise()
+
+
+if __name__ == "__main__":
+    typer.run(main)
