@@ -34,8 +34,8 @@ class Transition:
         return values(shape, np.log10(parameters))[0]
 
     def __str__(self) -> str:
-        low, high = self.interval
-        return f"{shown(self.parameters)} ({shown(low)} - {shown(high)})"
+        found, low, high = (shown(number) for number in (self.parameters, *self.interval))
+        return found if found == low == high else f"{found} ({low} - {high})"
 
 
 def shown(parameters: float) -> str:
