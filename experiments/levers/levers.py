@@ -95,6 +95,14 @@ LEVERS: dict[str, tuple[type[LanguageModel], tuple[str, ...]]] = {
     "relu": (LanguageModel, ("model.activation=relu",)),
     "linear decay": (LanguageModel, ("optimiser.decay=linear",)),
     "beta 0.4 instead of 0.2": (LanguageModel, ("model.beta=0.4",)),
+    "linear decay, beta 0.4, weight decay 0.3": (
+        LanguageModel,
+        ("optimiser.decay=linear", "model.beta=0.4", "optimiser.weight_decay=0.3"),
+    ),
+    "the same and a norm for each step": (
+        NormEachStep,
+        ("optimiser.decay=linear", "model.beta=0.4", "optimiser.weight_decay=0.3"),
+    ),
     "Muon 0.02": (LanguageModel, ("optimiser.muon_lr=0.02",)),
     "Muon 0.045": (LanguageModel, ("optimiser.muon_lr=0.045",)),
     "RGPT-parallel": (LanguageModel, ("model.block=rgpt_parallel", "optimiser.muon_eta=false")),
