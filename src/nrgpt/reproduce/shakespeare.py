@@ -42,7 +42,7 @@ SCALING: dict[str, dict[str, Any]] = {
     "ours": {"model.steps": 8, "iterations": 4_000},
     "paper": {"model.steps": 8, "model.heads": 1},
 }
-"""Half the iterations of our recipe: 65 epochs, when wide models are about to overfit."""
+"""Ours with half of its usual iterations: 65 epochs, when wide models are about to overfit."""
 
 LONG: dict[str, dict[str, Any]] = {
     "ours": {"model.width": 256, "model.steps": 6, "iterations": 20_000, "eval_every": 500},
