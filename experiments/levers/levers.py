@@ -105,6 +105,7 @@ LEVERS: dict[str, tuple[type[LanguageModel], tuple[str, ...]]] = {
     ),
     "Muon 0.02": (LanguageModel, ("optimiser.muon_lr=0.02",)),
     "Muon 0.045": (LanguageModel, ("optimiser.muon_lr=0.045",)),
+    "Muon 0.07": (LanguageModel, ("optimiser.muon_lr=0.07",)),
     "RGPT-parallel": (LanguageModel, ("model.block=rgpt_parallel", "optimiser.muon_eta=false")),
     "RGPT": (LanguageModel, ("model.block=rgpt", "optimiser.muon_eta=false")),
 }
