@@ -70,49 +70,43 @@ class NormEachStep(LanguageModel):
             yield x
 
 
-MEMORY = [
+CERTIFIED_ENERGY = tuple(
     f"model.{name}={CERTIFIED[name]}" for name in ("feedforward", "potential", "hidden_factor")
-]
-LEVERS: dict[str, tuple[type[LanguageModel], tuple[str, ...]]] = {
-    "none": (LanguageModel, ()),
-    "alpha from 1, eta by AdamW": (
-        LanguageModel,
-        ("model.alpha_init=1", "optimiser.muon_eta=false"),
-    ),
-    "embedding injected at every step": (Injected, ()),
-    "a norm for each step": (NormEachStep, ()),
-    "RMSNorm": (LanguageModel, ("model.norm=rmsnorm",)),
-    "potential relu2, hidden 8D": (LanguageModel, tuple(MEMORY)),
-    "random steps 4 - 8": (LanguageModel, ("random_steps=(4,8)",)),
-    "no weight decay": (LanguageModel, ("optimiser.weight_decay=0",)),
-    "weight decay 0.3": (LanguageModel, ("optimiser.weight_decay=0.3",)),
-    "untied embedding": (LanguageModel, ("model.tied=false",)),
-    "a factor before the feed-forward energy": (
-        LanguageModel,
-        ("model.feedforward_scale=true",),
-    ),
-    "eta = U^T U + V - V^T": (LanguageModel, ("model.rate=psd_skew",)),
-    "relu": (LanguageModel, ("model.activation=relu",)),
-    "linear decay": (LanguageModel, ("optimiser.decay=linear",)),
-    "beta 0.4 instead of 0.2": (LanguageModel, ("model.beta=0.4",)),
-    "linear decay, beta 0.4, weight decay 0.3": (
-        LanguageModel,
-        ("optimiser.decay=linear", "model.beta=0.4", "optimiser.weight_decay=0.3"),
-    ),
-    "the same and a norm for each step": (
-        NormEachStep,
-        ("optimiser.decay=linear", "model.beta=0.4", "optimiser.weight_decay=0.3"),
-    ),
-    "Muon 0.02": (LanguageModel, ("optimiser.muon_lr=0.02",)),
-    "Muon 0.045": (LanguageModel, ("optimiser.muon_lr=0.045",)),
-    "Muon 0.07": (LanguageModel, ("optimiser.muon_lr=0.07",)),
-    "RGPT-parallel": (LanguageModel, ("model.block=rgpt_parallel", "optimiser.muon_eta=false")),
-    "RGPT": (LanguageModel, ("model.block=rgpt", "optimiser.muon_eta=false")),
+)
+WITHIN_NOISE = ("optimiser.decay=linear", "model.beta=0.4", "optimiser.weight_decay=0.3")
+LEVERS: dict[str, tuple[str, ...]] = {
+    "none": (),
+    "alpha from 1, eta by AdamW": ("model.alpha_init=1", "optimiser.muon_eta=false"),
+    "embedding injected at every step": (),
+    "a norm for each step": (),
+    "RMSNorm": ("model.norm=rmsnorm",),
+    "potential relu2, hidden 8D": CERTIFIED_ENERGY,
+    "random steps 4 - 8": ("random_steps=(4,8)",),
+    "no weight decay": ("optimiser.weight_decay=0",),
+    "weight decay 0.3": ("optimiser.weight_decay=0.3",),
+    "untied embedding": ("model.tied=false",),
+    "a factor before the feed-forward energy": ("model.feedforward_scale=true",),
+    "eta = U^T U + V - V^T": ("model.rate=psd_skew",),
+    "relu": ("model.activation=relu",),
+    "linear decay": ("optimiser.decay=linear",),
+    "beta 0.4 instead of 0.2": ("model.beta=0.4",),
+    "linear decay, beta 0.4, weight decay 0.3": WITHIN_NOISE,
+    "the same and a norm for each step": WITHIN_NOISE,
+    "Muon 0.02": ("optimiser.muon_lr=0.02",),
+    "Muon 0.045": ("optimiser.muon_lr=0.045",),
+    "Muon 0.07": ("optimiser.muon_lr=0.07",),
+    "RGPT-parallel": ("model.block=rgpt_parallel", "optimiser.muon_eta=false"),
+    "RGPT": ("model.block=rgpt", "optimiser.muon_eta=false"),
+}
+OTHER_MODELS: dict[str, type[LanguageModel]] = {
+    "embedding injected at every step": Injected,
+    "a norm for each step": NormEachStep,
+    "the same and a norm for each step": NormEachStep,
 }
 
 
 def configuration(name: str, seed: int) -> TrainConfig:
-    _, fields = LEVERS[name]
+    fields = LEVERS[name]
     changed = {field.partition("=")[0] for field in fields}
     kept = [field for field in BASE if field.partition("=")[0] not in changed]
     return override(PRESETS["shakespeare_nrgpt_ff2w"](), [*kept, *fields, f"seed={seed}"])
@@ -123,7 +117,7 @@ def train(name: str, seed: int) -> None:
     prepare_dataset(cfg.data)
     dataset = open_dataset(cfg.data, cfg.model.vocab_size)
     torch.manual_seed(seed)
-    model = LEVERS[name][0](cfg.model)
+    model = OTHER_MODELS.get(name, LanguageModel)(cfg.model)
     optimisers = make_optimisers(model, cfg.optimiser, torch.device("cpu"))
     averages = {share: copy.deepcopy(model) for share in AVERAGES}
     began, losses = time.perf_counter(), []
@@ -184,7 +178,7 @@ def summarise() -> None:
             continue
         own = groups[name]
         seeds = {row["seed"]: row["val_loss"] for row in own}
-        base = {row["seed"]: row["val_loss"] for row in groups["none"]}
+        base = {row["seed"]: row["val_loss"] for row in groups.get("none", [])}
         against = [loss - base[seed] for seed, loss in seeds.items() if seed in base]
         averaged = [statistics.fmean(row[f"val_loss_average_{s}"] for row in own) for s in AVERAGES]
         lines.append(
@@ -193,7 +187,7 @@ def summarise() -> None:
                 f"{own[0]['parameters']:,}",
                 f"{statistics.fmean(row['train_loss'] for row in own):.3f}",
                 " ".join(f"{loss:.3f}" for _, loss in sorted(seeds.items())),
-                f"{statistics.fmean(against):+.3f}",
+                f"{statistics.fmean(against):+.3f}" if against else "-",
                 *(f"{loss:.3f}" for loss in averaged),
             ]
         )
