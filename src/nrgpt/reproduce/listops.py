@@ -138,8 +138,13 @@ def draw_transition(axis: Any, transition: Transition, sizes: np.ndarray) -> Non
         low, high = np.clip(transition.interval, sizes.min(), sizes.max())
         axis.plot([low, high], [LEVEL, LEVEL], color="goldenrod", linewidth=4, alpha=0.5)
         axis.plot(transition.parameters, LEVEL, "*", color="gold", markersize=16, mec="black")
-        label = f"{transition.parameters:,.0f}"
-        axis.annotate(label, (transition.parameters, LEVEL), (6, -16), textcoords="offset points")
+        axis.annotate(
+            f"{transition.parameters:,.0f}",
+            (transition.parameters, LEVEL),
+            (-8, 8),  # above what smaller models reach: nothing else is there
+            textcoords="offset points",
+            horizontalalignment="right",
+        )
 
 
 def transition_table(rows: Sequence[Row]) -> str:

@@ -187,6 +187,8 @@ def reproduce(
         rows = [completed(row, cases, to, wanted, measured) for row in rows]
         write_rows(to, rows)
     rows = texts.with_metrics(rows, to, judge, quick)
+    order = list(ROWS).index
+    rows = sorted(rows, key=lambda row: (order(row["model"]), row["seed"]))
     files = []
     for (recipe,) in grouped(rows, "recipe"):
         own = [row for row in rows if row["recipe"] == recipe]
