@@ -70,6 +70,29 @@ class NormEachStep(LanguageModel):
             yield x
 
 
+class EtaEachStep(LanguageModel):
+    """A matrix eta of its own for each step (the package's free_per_step, but learned by Muon)."""
+
+    def __init__(self, cfg: Any):
+        super().__init__(cfg)
+        block = self.blocks[0]
+        block.each = nn.ModuleList(
+            nn.ModuleDict({"rate": copy.deepcopy(block.rate)}) for _ in range(cfg.steps)
+        )
+        block.rate.requires_grad_(False)
+
+    def states(self, *arguments: Any, **options: Any) -> Iterator[Tensor]:
+        x = next(super().states(*arguments, **options))
+        yield x
+        block = self.blocks[0]
+        shared = block.rate
+        for t in range(self.cfg.steps):
+            block._modules["rate"] = block.each[t]["rate"]
+            x = block(x, t, self.prepare()[0], None)
+            block._modules["rate"] = shared
+            yield x
+
+
 CERTIFIED_ENERGY = tuple(
     f"model.{name}={CERTIFIED[name]}" for name in ("feedforward", "potential", "hidden_factor")
 )
@@ -95,6 +118,11 @@ LEVERS: dict[str, tuple[str, ...]] = {
     "Muon 0.02": ("optimiser.muon_lr=0.02",),
     "Muon 0.045": ("optimiser.muon_lr=0.045",),
     "Muon 0.07": ("optimiser.muon_lr=0.07",),
+    "an eta for each step": (),
+    "8 heads": ("model.heads=8",),
+    "9 steps": ("model.steps=9",),
+    "hidden 8D": ("model.hidden_factor=8",),
+    "hidden 8D, width 72": ("model.hidden_factor=8", "model.width=72"),
     "RGPT-parallel": ("model.block=rgpt_parallel", "optimiser.muon_eta=false"),
     "RGPT": ("model.block=rgpt", "optimiser.muon_eta=false"),
 }
@@ -102,6 +130,7 @@ OTHER_MODELS: dict[str, type[LanguageModel]] = {
     "embedding injected at every step": Injected,
     "a norm for each step": NormEachStep,
     "the same and a norm for each step": NormEachStep,
+    "an eta for each step": EtaEachStep,
 }
 
 
