@@ -70,11 +70,15 @@ def test_listops_transition():
 
 def test_text_at_equal_parameters():
     folder = EXPERIMENTS / "text"
-    rows = {row["model"]: row for row in common.read_rows(folder)}
-    gpt, ours = rows["GPT"], rows["NRGPT FF2W, as many parameters"]
+    rows = {(row["model"], row["seed"]): row for row in common.read_rows(folder)}
+    gpt, ours = rows["GPT", 0], rows["NRGPT FF2W, as many parameters", 0]
     behind = ours["val_loss_full"] - gpt["val_loss_full"]
     assert behind <= 0.05
-    assert f"**{behind:.3f}**" in (folder / "README.md").read_text()
+    seeds = [row["val_loss_full"] for (model, _), row in rows.items() if model == "GPT"]
+    behind_mean = ours["val_loss_full"] - np.mean(seeds)
+    for said in ((folder / "README.md").read_text(), RESULTS):
+        assert f"**{behind:.3f}**" in said
+        assert f"{behind_mean:.3f}" in said
     assert ours["tokens"] == gpt["tokens"]
     assert ours["parameters_tied"] < 1.03 * gpt["parameters_tied"]
     configs = [
@@ -83,6 +87,6 @@ def test_text_at_equal_parameters():
     ]
     for name in ("data", "batch", "seed", "iterations"):  # the same tokens in the same order
         assert configs[0][name] == configs[1][name]
-    for row in (gpt, ours):
+    for row in rows.values():
         result = json.loads((folder / "runs" / row["case"] / "result.json").read_text())
         assert result["val_loss_full"] == row["val_loss_full"]
