@@ -120,8 +120,6 @@ LEVERS: dict[str, tuple[str, ...]] = {
     "Muon 0.07": ("optimiser.muon_lr=0.07",),
     "an eta for each step": (),
     "8 heads": ("model.heads=8",),
-    "9 steps": ("model.steps=9",),
-    "hidden 8D": ("model.hidden_factor=8",),
     "hidden 8D, width 72": ("model.hidden_factor=8", "model.width=72"),
     "RGPT-parallel": ("model.block=rgpt_parallel", "optimiser.muon_eta=false"),
     "RGPT": ("model.block=rgpt", "optimiser.muon_eta=false"),
