@@ -1,0 +1,151 @@
+"""One change at a time from a small NRGPT on text. One CPU core, two to eight minutes a row.
+
+python text_levers.py DATA NAME[:SEED] ...     DATA is a dataset of GPT-2 tokens (nrgpt data text).
+Appends to results.jsonl; summary.md is made of it.
+"""
+
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+import typer
+from torch import Tensor
+
+from nrgpt.data.shards import Dataset
+from nrgpt.model import LanguageModel
+from nrgpt.overrides import override
+from nrgpt.presets import PRESETS
+from nrgpt.reproduce.common import markdown, write_text
+from nrgpt.train.config import TrainConfig
+from nrgpt.train.optim import make_optimisers, rate_at, set_rate
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "levers"))
+from levers import NormEachStep  # noqa: E402
+
+VOCABULARY, UPDATES, BATCH, CONTEXT = 8_192, 800, 8, 128
+EVALUATED = (200, 400, 800)
+BASE = (
+    f"model.vocab_size={VOCABULARY}", f"model.context={CONTEXT}", f"batch={BATCH}",
+    "accumulation=1", f"iterations={UPDATES}", "compile=false", "precision=fp32",
+    "optimiser.lr=0.003", "optimiser.warmup=100",
+)  # fmt: skip
+NRGPT = "owt_nrgpt_ff2w_equal_parameters"
+RGPT = "owt_rgpt_parallel_equal_parameters"
+WIDE = ("model.width=112", "model.heads=7")
+GPT = ("model.width=64", "model.heads=4", "model.steps=8")
+LEVERS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "NRGPT FF2W, 6 steps": (NRGPT, (*WIDE, "model.steps=6")),
+    "12 steps": (NRGPT, (*WIDE, "model.steps=12")),
+    "4 steps": (NRGPT, (*WIDE, "model.steps=4")),
+    "3 steps": (NRGPT, (*WIDE, "model.steps=3")),
+    "2 steps": (NRGPT, (*WIDE, "model.steps=2")),
+    "Muon 0.04": (NRGPT, (*WIDE, "model.steps=6", "optimiser.muon_lr=0.04")),
+    "Muon 0.01": (NRGPT, (*WIDE, "model.steps=6", "optimiser.muon_lr=0.01")),
+    "rates fall to 1 %": (NRGPT, (*WIDE, "model.steps=6", "optimiser.final=0.01")),
+    "rates fall to 30 %": (NRGPT, (*WIDE, "model.steps=6", "optimiser.final=0.3")),
+    "beta 0.5 instead of 0.25": (NRGPT, (*WIDE, "model.steps=6", "model.beta=0.5")),
+    "a norm for each step": (NRGPT, (*WIDE, "model.steps=6")),
+    "GPT, 8 layers": ("owt_gpt", GPT),
+    "GPT, 4 layers of width 88": ("owt_gpt", ("model.width=88", "model.heads=4", "model.steps=4")),
+    "GPT, rates fall to 1 %": ("owt_gpt", (*GPT, "optimiser.final=0.01")),
+    "GPT, rates fall to 30 %": ("owt_gpt", (*GPT, "optimiser.final=0.3")),
+    "RGPT-parallel, 6 steps": (RGPT, ("model.width=108", "model.heads=6", "model.steps=6")),
+    "RGPT-parallel, 3 steps": (RGPT, ("model.width=108", "model.heads=6", "model.steps=3")),
+    "RGPT-parallel of width 64, 8 steps": ("owt_rgpt_parallel", GPT),
+}
+
+
+def frequent_tokens(folder: Path) -> tuple[Tensor, Tensor]:
+    """Training and validation text; all but the most frequent tokens are one and the same."""
+    streams = [Dataset.open(folder).tokens(name) for name in ("train", "val")]
+    splits = [stream.read(0, len(stream)) for stream in streams]
+    counts = np.bincount(splits[0], minlength=1 << 16)
+    number = np.full(1 << 16, VOCABULARY - 1)
+    number[np.argsort(-counts)[: VOCABULARY - 1]] = np.arange(VOCABULARY - 1)
+    train, val = (torch.from_numpy(number[tokens]) for tokens in splits)
+    return train, val
+
+
+def windows(tokens: Tensor, seed: int, step: int) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(seed * 1_000_003 + step)
+    starts = torch.randint(len(tokens) - CONTEXT - 1, (BATCH,), generator=draw)
+    text = torch.stack([tokens[start : start + CONTEXT + 1] for start in starts])
+    return text[:, :-1], text[:, 1:]
+
+
+def configuration(name: str, seed: int) -> TrainConfig:
+    preset, fields = LEVERS[name]
+    return override(PRESETS[preset](), [*BASE, *fields, f"seed={seed}"])
+
+
+def train(name: str, seed: int, texts: tuple[Tensor, Tensor]) -> None:
+    cfg = configuration(name, seed)
+    torch.manual_seed(seed)
+    model = (NormEachStep if name == "a norm for each step" else LanguageModel)(cfg.model)
+    optimisers = make_optimisers(model, cfg.optimiser, torch.device("cpu"))
+    began, losses, validation = time.perf_counter(), [], {}
+    for t in range(UPDATES):
+        set_rate(optimisers, rate_at(t, UPDATES, cfg.optimiser))
+        _, loss = model(*windows(texts[0], seed, t), want_logits=False)
+        model.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.optimiser.clip)
+        for optimiser in optimisers:
+            optimiser.step()
+        losses.append(loss.item())
+        if t + 1 in EVALUATED:
+            validation[t + 1] = round(validation_loss(model, texts[1]), 4)
+    row = {
+        "lever": name,
+        "seed": seed,
+        "parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
+        "train_loss": round(statistics.fmean(losses[-100:]), 4),
+        "val_loss": validation,
+        "seconds": round(time.perf_counter() - began),
+    }
+    with (HERE / "results.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    print(json.dumps(row), flush=True)
+
+
+@torch.no_grad()
+def validation_loss(model: LanguageModel, tokens: Tensor) -> float:
+    """Over the same 60 random batches for all."""
+    batches = (windows(tokens, 777, t) for t in range(60))
+    return statistics.fmean(model(*batch, want_logits=False)[1].item() for batch in batches)
+
+
+def summarise() -> None:
+    rows = [json.loads(line) for line in (HERE / "results.jsonl").read_text().splitlines()]
+    lines = []
+    for name in LEVERS:
+        own = sorted((row for row in rows if row["lever"] == name), key=lambda row: row["seed"])
+        if not own:
+            continue
+        columns = [" ".join(f"{row['val_loss'][str(t)]:.3f}" for row in own) for t in EVALUATED]
+        training = " ".join(f"{row['train_loss']:.3f}" for row in own)
+        lines.append([name, f"{own[0]['parameters']:,}", training, *columns])
+    headings = ["model or change", "parameters", "training"]
+    headings += [f"validation after {t} updates" for t in EVALUATED]
+    write_text(HERE / "summary.md", markdown(headings, lines))
+
+
+def main(data: Path, runs: Annotated[list[str] | None, typer.Argument()] = None) -> None:
+    torch.set_num_threads(1)
+    texts = frequent_tokens(data)
+    for run in runs or LEVERS:
+        name, _, seed = run.partition(":")
+        if name not in LEVERS:
+            raise typer.BadParameter(f"{name!r}: must be one of {', '.join(LEVERS)}")
+        train(name, int(seed or 0), texts)
+    summarise()
+
+
+if __name__ == "__main__":
+    typer.run(main)
