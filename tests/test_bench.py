@@ -58,7 +58,7 @@ def test_a_step_whose_loss_rises_first_is_timed():
     """As that of a large gpt without warm-up does, on the sizes of a GPU."""
     losses = iter([10.98, 12.0, 13.0, 12.8, 12.47])
     suites.check_that_gradients_arrive(lambda: torch.tensor(next(losses)))
-    with pytest.raises(RuntimeError, match="was 10.98"):
+    with pytest.raises(RuntimeError, match="has no gradient"):
         suites.check_that_gradients_arrive(lambda: torch.tensor(10.98))
     with pytest.raises(RuntimeError, match="is nan"):
         suites.check_that_gradients_arrive(lambda: torch.tensor(torch.nan))
