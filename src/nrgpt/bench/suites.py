@@ -301,7 +301,7 @@ def profile(device: torch.device, *, compile: bool, trace: Path) -> str:
     step = Step(LanguageModel(cfg), batch, device, compile=compile)
     for _ in range(3):
         step()
-    with torch.profiler.profile() as found:
+    with torch.profiler.profile(acc_events=True) as found:  # else torch 2.11 warns
         for _ in range(3):
             step()
     found.export_chrome_trace(str(trace))
