@@ -158,11 +158,7 @@ def train(name: str, seed: int) -> None:
             least, most = cfg.random_steps
             steps = int(torch.randint(least, most + 1, (), generator=draw))
         _, loss = model(x, y, steps=steps, want_logits=False)
-        model.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.optimiser.clip)
-        for optimiser in optimisers:
-            optimiser.step()
+        update(model, optimisers, loss, cfg.optimiser.clip)
         losses.append(loss.item())
         with torch.no_grad():
             for share, average in averages.items():
@@ -184,6 +180,14 @@ def train(name: str, seed: int) -> None:
     with (HERE / "results.jsonl").open("a") as file:
         file.write(json.dumps(row) + "\n")
     print(name, seed, f"{row['train_loss']:.4f} {row['val_loss']:.4f}", flush=True)
+
+
+def update(model: nn.Module, optimisers: list[Any], loss: Tensor, clip: float) -> None:
+    model.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+    for optimiser in optimisers:
+        optimiser.step()
 
 
 @torch.no_grad()

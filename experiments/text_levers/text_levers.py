@@ -26,7 +26,7 @@ from nrgpt.train.optim import make_optimisers, rate_at, set_rate
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "levers"))
-from levers import NormEachStep  # noqa: E402
+from levers import NormEachStep, update  # noqa: E402
 
 VOCABULARY, UPDATES, BATCH, CONTEXT = 8_192, 800, 8, 128
 EVALUATED = (200, 400, 800)
@@ -93,11 +93,7 @@ def train(name: str, seed: int, texts: tuple[Tensor, Tensor]) -> None:
     for t in range(UPDATES):
         set_rate(optimisers, rate_at(t, UPDATES, cfg.optimiser))
         _, loss = model(*windows(texts[0], seed, t), want_logits=False)
-        model.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.optimiser.clip)
-        for optimiser in optimisers:
-            optimiser.step()
+        update(model, optimisers, loss, cfg.optimiser.clip)
         losses.append(loss.item())
         if t + 1 in EVALUATED:
             validation[t + 1] = round(validation_loss(model, texts[1]), 4)
@@ -138,11 +134,14 @@ def summarise() -> None:
 
 def main(data: Path, runs: Annotated[list[str] | None, typer.Argument()] = None) -> None:
     torch.set_num_threads(1)
-    texts = frequent_tokens(data)
-    for run in runs or LEVERS:
-        name, _, seed = run.partition(":")
+    wanted = [run.partition(":") for run in runs or LEVERS]
+    for name, _, seed in wanted:
         if name not in LEVERS:
             raise typer.BadParameter(f"{name!r}: must be one of {', '.join(LEVERS)}")
+        if seed and not seed.isdecimal():
+            raise typer.BadParameter(f"{name}:{seed}: a seed must be a number")
+    texts = frequent_tokens(data)
+    for name, _, seed in wanted:
         train(name, int(seed or 0), texts)
     summarise()
 
