@@ -235,9 +235,10 @@ def overfitting_figure(rows: Sequence[Row], records: Path) -> Any:
             middle.plot(steps, validation, **look)
             right.plot(training, validation, ".-", **look)
     left.set(title="training", xlabel="iteration", ylabel="loss (nats)")
-    middle.set(title="validation", xlabel="iteration", ylim=(least - 0.05, least + 0.6))
+    middle.set(title="validation", xlabel="iteration")
     right.set(title="validation against training", xlabel="training loss")
-    right.set(ylim=(least - 0.05, least + 0.6))
+    for axis in (middle, right):
+        axis.set_ylim(least - 0.05, least + 0.6)
     right.invert_xaxis()  # in the direction of time
     for axis in (left, middle, right):
         axis.grid(alpha=0.25)
