@@ -29,7 +29,9 @@ sys.path.insert(0, str(HERE.parent / "levers"))
 from levers import NormEachStep, update  # noqa: E402
 
 VOCABULARY, UPDATES, BATCH, CONTEXT = 8_192, 800, 8, 128
-EVALUATED = (200, 400, 800)
+LONG = (f"iterations={4 * UPDATES}",)
+EVALUATED = {"a quarter": 4, "half": 2, "all": 1}
+"""Parts of a training after which it is evaluated, and what they divide its updates by."""
 BASE = (
     f"model.vocab_size={VOCABULARY}", f"model.context={CONTEXT}", f"batch={BATCH}",
     "accumulation=1", f"iterations={UPDATES}", "compile=false", "precision=fp32",
@@ -58,6 +60,10 @@ LEVERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "RGPT-parallel, 6 steps": (RGPT, ("model.width=108", "model.heads=6", "model.steps=6")),
     "RGPT-parallel, 3 steps": (RGPT, ("model.width=108", "model.heads=6", "model.steps=3")),
     "RGPT-parallel of width 64, 8 steps": ("owt_rgpt_parallel", GPT),
+    "NRGPT, 12 steps, long": (NRGPT, (*WIDE, "model.steps=12", *LONG)),
+    "NRGPT, 6 steps, long": (NRGPT, (*WIDE, "model.steps=6", *LONG)),
+    "NRGPT, 3 steps, long": (NRGPT, (*WIDE, "model.steps=3", *LONG)),
+    "GPT, 8 layers, long": ("owt_gpt", (*GPT, *LONG)),
 }
 
 
@@ -90,16 +96,18 @@ def train(name: str, seed: int, texts: tuple[Tensor, Tensor]) -> None:
     model = (NormEachStep if name == "a norm for each step" else LanguageModel)(cfg.model)
     optimisers = make_optimisers(model, cfg.optimiser, torch.device("cpu"))
     began, losses, validation = time.perf_counter(), [], {}
-    for t in range(UPDATES):
-        set_rate(optimisers, rate_at(t, UPDATES, cfg.optimiser))
+    updates = cfg.iterations
+    for t in range(updates):
+        set_rate(optimisers, rate_at(t, updates, cfg.optimiser))
         _, loss = model(*windows(texts[0], seed, t), want_logits=False)
         update(model, optimisers, loss, cfg.optimiser.clip)
         losses.append(loss.item())
-        if t + 1 in EVALUATED:
+        if t + 1 in [updates // part for part in EVALUATED.values()]:
             validation[t + 1] = round(validation_loss(model, texts[1]), 4)
     row = {
         "lever": name,
         "seed": seed,
+        "updates": updates,
         "parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
         "train_loss": round(statistics.fmean(losses[-100:]), 4),
         "val_loss": validation,
@@ -124,11 +132,14 @@ def summarise() -> None:
         own = sorted((row for row in rows if row["lever"] == name), key=lambda row: row["seed"])
         if not own:
             continue
-        columns = [" ".join(f"{row['val_loss'][str(t)]:.3f}" for row in own) for t in EVALUATED]
         training = " ".join(f"{row['train_loss']:.3f}" for row in own)
-        lines.append([name, f"{own[0]['parameters']:,}", training, *columns])
-    headings = ["model or change", "parameters", "training"]
-    headings += [f"validation after {t} updates" for t in EVALUATED]
+        line = [name, f"{own[0]['parameters']:,}", f"{own[0]['updates']:,}", training]
+        for part in EVALUATED.values():
+            step = str(own[0]["updates"] // part)
+            line.append(" ".join(f"{row['val_loss'][step]:.3f}" for row in own))
+        lines.append(line)
+    headings = ["model or change", "parameters", "updates", "training"]
+    headings += [f"validation after {part}" for part in EVALUATED]
     write_text(HERE / "summary.md", markdown(headings, lines))
 
 
