@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from nrgpt.cli import app
 from nrgpt.reproduce import common, energy, flops, listops, training
-from nrgpt.reproduce.fit import find_transition
+from nrgpt.reproduce.fit import find_transition, interpolated
 from nrgpt.train.faults import DIVERGED, TrainingError
 from tests.cases import TINY, tiny
 from tests.runs import debug
@@ -44,6 +44,21 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_says():
         assert low < high < 1.5 * low
         hits += low <= truth <= high
     assert hits >= 16
+
+
+def test_one_seed_is_not_taken_for_certain():
+    several = accuracies(0.2, 8, 4.3, noise=0.05)
+    first = {size: own if size < 10**4 else own[:1] for size, own in several.items()}
+    low, high = find_transition(first).interval
+    assert high / low > 1.05
+    assert find_transition({size: own[:1] for size, own in several.items()}).interval[0] > 0
+
+
+def test_interpolation_needs_no_curve():
+    found = {1_000: [0.2, 0.4], 10_000: [0.7, 0.7], 100_000: [0.9], 1_000_000: [0.75]}
+    assert interpolated(found) == pytest.approx(10**4.5)
+    assert interpolated({1_000: [0.9], 10_000: [0.5], 100_000: [0.6]}) == 0
+    assert interpolated({1_000: [0.1], 10_000: [0.5]}) == np.inf
 
 
 def test_a_level_that_is_never_or_always_reached_is_not_made_up():

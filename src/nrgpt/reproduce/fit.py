@@ -3,10 +3,10 @@
     accuracy = a + (1 - a) / (1 + exp(-k (x - m))),    x = log10(parameters)
 
 with a floor a for what guessing reaches. Least squares on the means of each size, for many
-resampled data sets at once.
+resampled data sets at once. Where no such curve fits, straight lines between the means tell more.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,8 +51,8 @@ def find_transition(accuracies: Mapping[int, Sequence[float]], seed: int = 0) ->
         raise ValueError(f"a fit needs 3 sizes or more, here are {len(sizes)}")
     x = np.log10(sizes)
     means = np.array([np.mean(accuracies[int(size)]) for size in sizes])
-    generator = np.random.default_rng(seed)
-    resampled = np.stack([resample(accuracies[int(n)], generator) for n in sizes], axis=1)
+    generator, noise = np.random.default_rng(seed), usual_deviation(accuracies.values())
+    resampled = np.stack([resample(accuracies[int(n)], generator, noise) for n in sizes], axis=1)
     shapes = fit(x, np.concatenate([means[None], resampled]))
     crossings = crossing(shapes, x)
     low, high = np.quantile(crossings[1:], [0.025, 0.975], method="nearest")
@@ -66,11 +66,37 @@ def find_transition(accuracies: Mapping[int, Sequence[float]], seed: int = 0) ->
     )
 
 
-def resample(values: Sequence[float], generator: np.random.Generator) -> np.ndarray:
+def interpolated(accuracies: Mapping[int, Sequence[float]]) -> float:
+    """Where straight lines between the means first rise to the level."""
+    sizes = sorted(accuracies)
+    means = [float(np.mean(accuracies[size])) for size in sizes]
+    if means[0] >= LEVEL:
+        return 0.0
+    for n, mean in enumerate(means):
+        if mean >= LEVEL:
+            left, right = np.log10(sizes[n - 1]), np.log10(sizes[n])
+            share = (LEVEL - means[n - 1]) / (mean - means[n - 1])
+            return float(10 ** (left + share * (right - left)))
+    return float("inf")
+
+
+def usual_deviation(accuracies: Iterable[Sequence[float]]) -> float:
+    """Of a seed from the mean of its size, over all sizes that have several."""
+    several = [own for own in accuracies if len(own) > 1]
+    squares = sum(float(np.var(own)) * len(own) for own in several)
+    return float(np.sqrt(squares / sum(len(own) - 1 for own in several))) if several else 0.0
+
+
+def resample(
+    values: Sequence[float], generator: np.random.Generator, usual_deviation: float
+) -> np.ndarray:
     """Means of values drawn again. A few values drawn from themselves vary too little, by the
-    factor (n - 1) / n in variance: they are moved apart by as much."""
+    factor (n - 1) / n in variance: they are moved apart by as much. One alone would not vary at
+    all, and is given the deviation usual elsewhere."""
     n, mean = len(values), float(np.mean(values))
-    apart = mean + (np.asarray(values) - mean) * np.sqrt(n / max(1, n - 1))
+    if n == 1:
+        return mean + usual_deviation * generator.standard_normal(RESAMPLED)
+    apart = mean + (np.asarray(values) - mean) * np.sqrt(n / (n - 1))
     return generator.choice(apart, (RESAMPLED, n)).mean(1)
 
 

@@ -11,7 +11,7 @@ from ..dynamics.figures import new_figure, save
 from ..overrides import replace
 from ..presets import LISTOPS_WIDTHS, PRESETS
 from .common import Case, Row, carry_out, failures, grouped, markdown, means, spread, write_text
-from .fit import LEVEL, Transition, find_transition
+from .fit import LEVEL, Transition, find_transition, interpolated, shown
 
 MODELS: dict[str, tuple[str, int]] = {
     "ff1": ("nrgpt_ff1", 4),
@@ -157,6 +157,7 @@ def transition_table(rows: Sequence[Row]) -> str:
         own = groups[recipe, modulus, answers, name]
         largest = max(row["parameters"] for row in own)
         at_largest = [row["accuracy"] for row in own if row["parameters"] == largest]
+        seeds = sorted({len(of_size) for of_size in grouped(own, "parameters").values()})
         lines.append(
             [
                 recipe,
@@ -165,17 +166,20 @@ def transition_table(rows: Sequence[Row]) -> str:
                 TITLES[name],
                 transition_of(own) or "too few sizes",
                 transition_of(own, "parameters_untied") or "too few sizes",
+                shown(interpolated(accuracies(own))),
                 spread(at_largest, 3),
-                f"{min(len(of) for of in grouped(own, 'parameters').values())}",
+                " or ".join(map(str, seeds)),
                 f"{own[0]['iterations']:,}",
             ]
         )
     headings = [
         "recipe", "modulo", "answers", "model", "80 % at (95 % interval)", "the same, untied",
-        "accuracy of the largest", "seeds", "iterations",
+        "80 % by interpolation", "accuracy of the largest", "seeds", "iterations",
     ]  # fmt: skip
     said = (
         "# ListOps transitions\n\nParameters at which a logistic fit of the accuracy crosses "
-        f"{LEVEL:.0%}, with a 95 % interval from resampling the seeds of each size.\n\n"
+        f"{LEVEL:.0%}, with a 95 % interval from resampling the seeds of each size (one alone "
+        "varies as seeds of other sizes do); and where straight lines between the means of the "
+        "sizes first do, for accuracies that no logistic curve describes.\n\n"
     )
     return said + markdown(headings, lines) + failures(rows)
