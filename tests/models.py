@@ -28,6 +28,7 @@ RATES = (
     "gamma_per_step",
     "free",
     "free_per_step",
+    "free_per_term",
     "psd_skew",
     "psd_skew_per_step",
     "state",

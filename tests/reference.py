@@ -94,18 +94,15 @@ def feedforward_energy(cfg: ModelConfig, w: Weights, g: Tensor) -> Tensor:
     return scale * E
 
 
-def energy(cfg: ModelConfig, w: Weights, own: Tensor, others: Tensor) -> Tensor:
-    return attention_energy(cfg, w, own, others) + feedforward_energy(cfg, w, own)
-
-
-def gradient(cfg: ModelConfig, w: Weights, g: Tensor) -> Tensor:
-    """dE_A/dg_A of every token, differentiable with respect to everything."""
+def gradient(cfg: ModelConfig, w: Weights, g: Tensor, term: str) -> Tensor:
+    """dE_A/dg_A of every token and of one term, differentiable with respect to everything."""
     own = g.clone() if g.requires_grad else g.clone().requires_grad_()
-    E = energy(cfg, w, own, g)
+    is_attention = term == "attention"
+    E = attention_energy(cfg, w, own, g) if is_attention else feedforward_energy(cfg, w, own)
     return torch.autograd.grad(E.sum(), own, create_graph=True)[0]
 
 
-def eta(cfg: ModelConfig, w: Weights, t: int, x: Tensor) -> Tensor:
+def eta(cfg: ModelConfig, w: Weights, t: int, x: Tensor, term: str) -> Tensor:
     """The inference rate as a matrix for every token, shape (batch, tokens, D, D)."""
     p = "blocks.0.rate"
     D = cfg.width
@@ -125,6 +122,10 @@ def eta(cfg: ModelConfig, w: Weights, t: int, x: Tensor) -> Tensor:
             matrix = w[f"{p}.eta"]
         case "free_per_step":
             matrix = w[f"{p}.eta"][t]
+        case "free_per_term":
+            own = (w[f"{p}.eta_attention"], w[f"{p}.eta_feedforward"])
+            names = ("attention", "feedforward")
+            matrix = own[names.index(term)] if term in names else (own[0] + own[1]) / 2
         case "psd_skew":
             U, V = w[f"{p}.U"], w[f"{p}.V"]
             matrix = U.T @ U + V - V.T
@@ -153,7 +154,11 @@ def projector(cfg: ModelConfig, x: Tensor) -> Tensor:
 
 def nrgpt_step(cfg: ModelConfig, w: Weights, x: Tensor, t: int) -> Tensor:
     g = norm(cfg, w, "blocks.0.norm", x)
-    return x - torch.einsum("bnij,bnj->bni", eta(cfg, w, t, x), gradient(cfg, w, g))
+    moves = [
+        torch.einsum("bnij,bnj->bni", eta(cfg, w, t, x, term), gradient(cfg, w, g, term))
+        for term in ("attention", "feedforward")
+    ]
+    return x - moves[0] - moves[1]
 
 
 def transformer_step(cfg: ModelConfig, w: Weights, x: Tensor, t: int) -> Tensor:

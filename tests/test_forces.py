@@ -128,7 +128,7 @@ def test_extra_terms_at_call_time(rate):
     assert model.energies(x, extra={"q": Quadratic()}).keys() == {"attention", "feedforward", "q"}
     step = model.energy_block.update(x, 1, model.energy_block.prepare({"q": Quadratic()}))
     without = model.energy_block.update(x, 1, model.energy_block.prepare())
-    eta = reference.eta(model.cfg, make_weights(model), 1, x)
+    eta = reference.eta(model.cfg, make_weights(model), 1, x, "q")
     assert relative(step - without, torch.einsum("bnij,bnj->bni", eta, -0.1 * g)) < 1e-10
     with pytest.raises(ValueError, match="already has a term"):
         model(idx, extra={"attention": Quadratic()})

@@ -295,9 +295,10 @@ def test_every_rate_starts_at_the_asked_size(rate):
     for scale in (1.0,) if rate == "identity" else (0.1, 2.0, 300.0):
         model = LanguageModel(config(rate=rate, rate_scale=scale)).double()
         x = torch.randn(2, 7, 9, dtype=torch.float64)
-        eta = reference.eta(model.cfg, make_weights(model), 0, x)
         target = reference.projector(model.cfg, x) if rate == "state" else torch.eye(9)
-        assert relative(eta, (scale * target).expand_as(eta).double()) < 1e-6
+        for term in ("attention", "feedforward"):
+            eta = reference.eta(model.cfg, make_weights(model), 0, x, term)
+            assert relative(eta, (scale * target).expand_as(eta).double()) < 1e-6
 
 
 def test_a_root_of_low_rank_starts_at_the_asked_size_on_average():

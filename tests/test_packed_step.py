@@ -18,6 +18,7 @@ VARIANTS = [
     {"mask": "released", "coupling": "full"},
     {"rate": "free_per_step", "feedforward": "ff1", "dropout": 0.2},
     {"rate": "state", "norm": "rmsnorm", "learn_gamma": False},
+    {"rate": "free_per_term", "feedforward": "ff2"},
     *({"block": block, "dropout": 0.2} for block in BLOCKS[1:]),
 ]
 OPTIMISERS = [

@@ -203,6 +203,21 @@ def test_certificates_are_not_fooled_by_large_entries_or_nan():
     assert not model.certificate()
 
 
+def test_an_eta_for_each_term_is_certified_only_where_they_agree():
+    """2 Gamma for attention and Gamma for the rest lower 2 E_AT + E_FF, not the energy."""
+    model = randomised(config(rate="free_per_term", feedforward="memory"), std=0.0)
+    rate, gamma = model.energy_block.rate, model.energy_block.norm.gamma
+    with torch.no_grad():
+        gamma.uniform_(0.5, 2)
+        rate.eta_attention.copy_(2 * gamma.diag())
+        rate.eta_feedforward.copy_(2 * gamma.diag())
+        assert model.certificate().level is Guarantee.EVERY_STEP
+        rate.eta_feedforward.copy_(gamma.diag())
+    assert model.certificate().level is Guarantee.NONE
+    (culprit,) = model.certificate().blame
+    assert culprit.part == "rate FreePerTerm"
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_what_holds_by_design_holds_in_every_precision(dtype):
     for norm, rate in (("layernorm", "gamma"), ("rmsnorm", "gamma_per_step"), ("none", "psd_skew")):

@@ -140,6 +140,9 @@ def test_muon_takes_eta_where_asked_and_packs_say_so():
     names = {n.rpartition(".")[2] for n, p in model.named_parameters() if id(p) in muon}
     assert names == {"W_Q", "W_K", "W_1", "W_2", "eta"}
     assert "blocks.0.rate.eta" in PackedStep([model], [own]).optimiser.by_muon
+    asked = debug("optimiser.name=muon", "optimiser.muon_eta=true", "model.rate=free_per_term")
+    by_muon = PackedStep([LanguageModel(asked.model)], [own]).optimiser.by_muon
+    assert {"blocks.0.rate.eta_attention", "blocks.0.rate.eta_feedforward"} <= set(by_muon)
     asked = debug("optimiser.name=muon", "optimiser.muon_eta=true")
     assert shape_of(asked) != shape_of(debug("optimiser.name=muon"))
     with pytest.raises(ValueError, match="muon_eta = True: must be False with name = 'adamw'"):

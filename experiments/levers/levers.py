@@ -120,6 +120,17 @@ LEVERS: dict[str, tuple[str, ...]] = {
     "Muon 0.07": ("optimiser.muon_lr=0.07",),
     "an eta for each step": (),
     "8 heads": ("model.heads=8",),
+    "2 heads": ("model.heads=2",),
+    "1 head": ("model.heads=1",),
+    "an eta for each term": ("model.rate=free_per_term",),
+    "an eta for each term, width 92": ("model.rate=free_per_term", "model.width=92"),
+    "a token is its own key, exact gradient": ("model.mask=inclusive",),
+    "a token is its own key, released form": ("model.mask=released",),
+    "potential gelu, hidden 8D": (
+        "model.feedforward=memory",
+        "model.potential=gelu",
+        "model.hidden_factor=8",
+    ),
     "hidden 8D, width 72": ("model.hidden_factor=8", "model.width=72"),
     "RGPT-parallel": ("model.block=rgpt_parallel", "optimiser.muon_eta=false"),
     "RGPT": ("model.block=rgpt", "optimiser.muon_eta=false"),
@@ -139,7 +150,7 @@ def configuration(name: str, seed: int) -> TrainConfig:
     return override(PRESETS["shakespeare_nrgpt_ff2w"](), [*kept, *fields, f"seed={seed}"])
 
 
-def train(name: str, seed: int) -> None:
+def train(name: str, seed: int, to: str = "results.jsonl") -> None:
     cfg = configuration(name, seed)
     prepare_dataset(cfg.data)
     dataset = open_dataset(cfg.data, cfg.model.vocab_size)
@@ -177,7 +188,7 @@ def train(name: str, seed: int) -> None:
         },
         "seconds": round(time.perf_counter() - began),
     }
-    with (HERE / "results.jsonl").open("a") as file:
+    with (HERE / to).open("a") as file:
         file.write(json.dumps(row) + "\n")
     print(name, seed, f"{row['train_loss']:.4f} {row['val_loss']:.4f}", flush=True)
 

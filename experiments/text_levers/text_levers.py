@@ -53,6 +53,7 @@ LEVERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "rates fall to 30 %": (NRGPT, (*WIDE, "model.steps=6", "optimiser.final=0.3")),
     "beta 0.5 instead of 0.25": (NRGPT, (*WIDE, "model.steps=6", "model.beta=0.5")),
     "a norm for each step": (NRGPT, (*WIDE, "model.steps=6")),
+    "an eta for each term": (NRGPT, (*WIDE, "model.steps=6", "model.rate=free_per_term")),
     "GPT, 8 layers": ("owt_gpt", GPT),
     "GPT, 4 layers of width 88": ("owt_gpt", ("model.width=88", "model.heads=4", "model.steps=4")),
     "GPT, rates fall to 1 %": ("owt_gpt", (*GPT, "optimiser.final=0.01")),

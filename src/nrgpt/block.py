@@ -6,6 +6,7 @@ added: ``masks``, one for each of the block's ``updates``, is what dropout multi
 with a ``cache``, x holds new tokens only, which see the earlier ones through their kept keys.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -91,9 +92,9 @@ class EnergyBlock(nn.Module):
         self.rate = make_rate(cfg)
 
     def prepare(self, extra: Extra | None = None) -> list[Folded]:
-        return [self.fold(term) for _, term in self.energy.named_terms(extra)]
+        return [self.fold(name, term) for name, term in self.energy.named_terms(extra)]
 
-    def fold(self, term: EnergyTerm) -> Folded:
+    def fold(self, name: str, term: EnergyTerm) -> Folded:
         R, _, h = readout = term.readout()
         if R is None:  # z is g: what is written back is eta itself
             some = next(self.parameters())
@@ -103,8 +104,8 @@ class EnergyBlock(nn.Module):
         gain = term.gain()
         if gain is not None:
             back = back * gain
-        field = None if h is None else self.rate.fold(h, self.norm)
-        return Folded(term, readout, self.rate.fold(back, self.norm), field)
+        field = None if h is None else self.rate.fold(h, self.norm, name)
+        return Folded(term, readout, self.rate.fold(back, self.norm, name), field)
 
     def update(
         self, x: Tensor, t: int, prepared: list[Folded], cache: Cache | None = None
@@ -179,6 +180,28 @@ class EnergyBlock(nn.Module):
             keys = term.keys(read(readout, g), g)
             if keys is not None:
                 cache.put(t, slot, keys)
+
+
+class Etas:
+    """What all steps share of eta, as matrices for forces on g.
+
+    By itself the block writes with eta R^T, and no step sees the force on g. Who wants to see it
+    has eta applied to it: one product with a D x D matrix more (or one per term, if each has its
+    own eta), where a force computed beside the step would take a second product with every R.
+    """
+
+    def __init__(self, block: EnergyBlock, terms: Sequence[str]):
+        some = next(block.parameters())
+        eye = torch.eye(block.rate.width, dtype=some.dtype, device=some.device)
+        names = terms if block.rate.differs_by_term else terms[:1]
+        self.matrices = [block.rate.fold(eye, block.norm, name) for name in names]
+
+    def push(self, forces: Sequence[Tensor]) -> Tensor:
+        """eta times the forces of the terms, summed."""
+        if len(self.matrices) == 1:
+            forces = [torch.stack(list(forces)).sum(0)]
+        pairs = zip(forces, self.matrices, strict=True)
+        return torch.stack([F.linear(force, eta) for force, eta in pairs]).sum(0)
 
 
 class Joined(NamedTuple):

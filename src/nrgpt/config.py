@@ -151,6 +151,7 @@ class ModelConfig:
         "gamma_per_step",
         "free",
         "free_per_step",
+        "free_per_term",
         "psd_skew",
         "psd_skew_per_step",
         "state",

@@ -97,7 +97,7 @@ def folding(cfg: ModelConfig) -> float:
     D = cfg.width
     _, written = rows(cfg)
     U = cfg.rate_rank or D
-    if cfg.rate == "free":
+    if cfg.rate in ("free", "free_per_term"):
         return 2 * D * D * sum(written.values())
     if cfg.rate == "psd_skew":  # eta is made anew for each of the two terms
         return 2 * D * D * sum(written.values()) + 2 * (2 * D * D * U)

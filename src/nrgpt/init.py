@@ -61,7 +61,7 @@ def log_rate(p: Tensor, cfg: "ModelConfig") -> None:
 
 
 def rate_matrix(p: Tensor, cfg: "ModelConfig") -> None:
-    """eta, one matrix or one per step."""
+    """eta: one matrix, one per step, or one per term."""
     if cfg.rate_init == "random":
         nn.init.normal_(p, std=cfg.init_std * rate_size(cfg))
     else:
@@ -115,6 +115,8 @@ RULES: dict[str, Rule] = {
     # inference rates
     "log_c": log_rate,
     "eta": rate_matrix,
+    "eta_attention": rate_matrix,
+    "eta_feedforward": rate_matrix,
     "U": rate_root,
     "V": zeros,
     "W_M": zeros,

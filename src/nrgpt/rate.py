@@ -8,6 +8,7 @@
 | gamma_per_step      | c^(t) Gamma     | with every norm                                  |
 | free                | any matrix      | no, unless its present values happen to be right |
 | free_per_step       | any matrices    | the same                                         |
+| free_per_term       | one per energy  | the same, and only where they are equal          |
 | psd_skew            | U^T U + V - V^T | without a norm; with one, as free                |
 | psd_skew_per_step   | one for each t  | the same                                         |
 | state               | M(x) P_A Gamma  | for small steps, with every norm                 |
@@ -35,14 +36,18 @@ if TYPE_CHECKING:
 
 
 class Rate(nn.Module, ABC):
+    differs_by_term = False
+    """Whether each energy term is moved by an eta of its own."""
+
     def __init__(self, cfg: "ModelConfig"):
         super().__init__()
         self.width = cfg.width
         self.is_folded = cfg.rate != "state" and not cfg.rate.endswith("_per_step")
         """Nothing is left for ``apply_step`` to do."""
 
-    def fold(self, M: Tensor, norm: Norm) -> Tensor:
-        """The part of eta that all steps share, times M of shape (D,) or (D, m)."""
+    def fold(self, M: Tensor, norm: Norm, term: str) -> Tensor:
+        """The part of eta that all steps share, for the energy term of that name, times M of shape
+        (D,) or (D, m)."""
         return M
 
     def apply_step(self, force: Tensor, t: int, x: Tensor, norm: Norm) -> Tensor:
@@ -128,7 +133,7 @@ class Scalar(ConstantRate):
     def by_design(self, norm: Norm) -> bool:
         return norm.gamma is None or not norm.gamma.requires_grad
 
-    def fold(self, M: Tensor, norm: Norm) -> Tensor:
+    def fold(self, M: Tensor, norm: Norm, term: str) -> Tensor:
         return self.log_c.exp() * M
 
     def matrices(self, norm: Norm) -> Tensor:
@@ -146,7 +151,7 @@ class Gamma(ConstantRate):
     def by_design(self, norm: Norm) -> bool:
         return True
 
-    def fold(self, M: Tensor, norm: Norm) -> Tensor:
+    def fold(self, M: Tensor, norm: Norm, term: str) -> Tensor:
         M = times_gamma(M, norm)
         return M if self.per_step else self.log_c.exp() * M
 
@@ -171,7 +176,7 @@ class MatrixRate(ConstantRate):
     def eta_at(self, index: tuple[int, ...]) -> Tensor:
         """eta of the step ``index``, which is () where all steps share it; shape (D, D)."""
 
-    def fold(self, M: Tensor, norm: Norm) -> Tensor:
+    def fold(self, M: Tensor, norm: Norm, term: str) -> Tensor:
         return M if self.copies else self.eta_at(()) @ M
 
     def apply_step(self, force: Tensor, t: int, x: Tensor, norm: Norm) -> Tensor:
@@ -196,6 +201,42 @@ class Free(MatrixRate):
 
     def eta_at(self, index: tuple[int, ...]) -> Tensor:
         return self.eta[index]
+
+
+class FreePerTerm(ConstantRate):
+    """x <- x - sum_i eta_i dE_i/dg, each eta_i any matrix; an extra term has their mean.
+
+    Attention's force leaves through its own queries' weights and needs a matrix of its own, as a
+    transformer's attention has its projection; the feed-forward part's does not, and one matrix
+    for both is a compromise (experiments/levers). Folded, a second matrix costs no more.
+    """
+
+    differs_by_term = True
+
+    def __init__(self, cfg: "ModelConfig"):
+        super().__init__(cfg)
+        self.eta_attention = blank(cfg.width, cfg.width)
+        self.eta_feedforward = blank(cfg.width, cfg.width)
+
+    def by_design(self, norm: Norm) -> bool:
+        return False
+
+    def fold(self, M: Tensor, norm: Norm, term: str) -> Tensor:
+        match term:
+            case "attention":
+                return self.eta_attention @ M
+            case "feedforward":
+                return self.eta_feedforward @ M
+        return (self.eta_attention + self.eta_feedforward) / 2 @ M
+
+    def matrices(self, norm: Norm) -> Tensor:
+        return self.eta_attention[None]
+
+    def guarantee(self, norm: Norm) -> Finding:
+        if torch.equal(self.eta_attention, self.eta_feedforward):
+            return super().guarantee(norm)
+        why = "each term has an eta of its own, so it is not their sum that falls"
+        return Finding("rate FreePerTerm", Guarantee.NONE, why)
 
 
 class PsdSkew(MatrixRate):
@@ -227,7 +268,7 @@ class State(Rate):
         self.W_M = blank(cfg.width, cfg.width)
         self.b_M = blank(cfg.width)
 
-    def fold(self, M: Tensor, norm: Norm) -> Tensor:
+    def fold(self, M: Tensor, norm: Norm, term: str) -> Tensor:
         return times_gamma(M, norm)
 
     def apply_step(self, force: Tensor, t: int, x: Tensor, norm: Norm) -> Tensor:
@@ -253,6 +294,8 @@ def make_rate(cfg: "ModelConfig") -> Rate:
             return Gamma(cfg, per_step=per_step)
         case "free" | "free_per_step":
             return Free(cfg, per_step=per_step)
+        case "free_per_term":
+            return FreePerTerm(cfg)
         case "psd_skew" | "psd_skew_per_step":
             return PsdSkew(cfg, per_step=per_step)
         case "state":

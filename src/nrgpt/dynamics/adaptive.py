@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..block import Etas
 from ..cache import Cache
 from ..decoder import Decoder
 from ..generate import evaluating
@@ -117,8 +118,7 @@ def extend_adaptively(
     block = model.energy_block
     prepared = block.prepare()
     terms = [(folded.term, folded.readout) for folded in prepared]
-    eye = torch.eye(model.cfg.width, dtype=model.tokens.dtype, device=idx.device)
-    eta = block.rate.fold(eye, block.norm)
+    etas = Etas(block, [name for name, _ in block.energy.named_terms()])
     rows, tokens = idx.shape
     cache.begin(rows, tokens, idx.device)
     assert cache.seen is not None
@@ -131,12 +131,12 @@ def extend_adaptively(
             block.keep(x, t, prepared, cache)
             continue
         put = functools.partial(cache.put, t)
-        look = look_among(terms, block.norm(x), put, cache.seen)
+        look = look_among(terms, etas, block.norm(x), put, cache.seen)
         log_p = model.readout(x).log_softmax(-1) if stop.reads_out else None
         now = Sight(look, log_p)
         held = torch.where(stop.holds(before, now), held + 1, 0)
         arrived = arrived | ((held >= stop.patience) & (t >= stop.minimum))
-        update = block.rate.apply_step(F.linear(look.force, eta), t, x, block.norm)
+        update = block.rate.apply_step(look.push, t, x, block.norm)
         x = torch.where(arrived.unsqueeze(-1), x, x + update)
         taken = torch.where(arrived, taken, t + 1)
         before = now

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from ..block import Etas
 from ..cache import Seen
 from ..energy import AttentionEnergy, EnergyTerm, Readout
 from ..energy.total import Extra, read
@@ -22,6 +22,7 @@ class Look(NamedTuple):
     g: Tensor
     energy: Tensor  # (batch, tokens), the sum of all terms
     force: Tensor  # -dE/dg, (batch, tokens, D)
+    push: Tensor  # what all steps share of eta, times it
 
 
 class Field:
@@ -41,18 +42,18 @@ class Field:
         past: Tensor | None = None,
     ):
         self.block = block = model.energy_block
-        self.terms = [(term, term.readout()) for _, term in block.energy.named_terms(extra)]
+        named = list(block.energy.named_terms(extra))
+        self.terms = [(term, term.readout()) for _, term in named]
+        self.etas = Etas(block, [name for name, _ in named])
         for term, _ in self.terms:
             if isinstance(term, AttentionEnergy) and term.mask != "strict":
                 raise ValueError(
                     f"mask = {term.mask!r}: a token that is its own key has no field to move in; "
                     "this needs mask = 'strict'"
                 )
-        eye = torch.eye(model.cfg.width, dtype=model.tokens.dtype, device=model.tokens.device)
-        self.eta = block.rate.fold(eye, block.norm)
         self.tokens = tokens
         self.kept: dict[int, Tensor] = {}
-        self.everywhere = torch.arange(tokens, device=eye.device).expand(batch, -1)
+        self.everywhere = torch.arange(tokens, device=model.tokens.device).expand(batch, -1)
         self.aim(self.everywhere)
         self.is_fixed = False
         if past is not None:
@@ -85,9 +86,8 @@ class Field:
 
     def look(self, x: Tensor) -> Look:
         """At the tokens aimed at, where they are in x."""
-        return look_among(
-            self.terms, self.block.norm(x), lambda slot, _: self.kept[slot], self.seen
-        )
+        g = self.block.norm(x)
+        return look_among(self.terms, self.etas, g, lambda slot, _: self.kept[slot], self.seen)
 
     def energy(self, x: Tensor) -> Tensor:
         """Of the tokens aimed at, where they are in x: (batch, tokens). Cheaper than a look."""
@@ -105,18 +105,18 @@ class Field:
 
     def move(self, look: Look, t: int, x: Tensor) -> Tensor:
         """-eta dE/dg at step t: what a plain step adds to x."""
-        update = F.linear(look.force, self.eta)
-        return self.block.rate.apply_step(update, t, x, self.block.norm)
+        return self.block.rate.apply_step(look.push, t, x, self.block.norm)
 
 
 def look_among(
     terms: Sequence[tuple[EnergyTerm, Readout]],
+    etas: Etas,
     g: Tensor,
     kept: Callable[[int, Tensor], Tensor],
     seen: Seen,
 ) -> Look:
     """At tokens among kept keys: ``kept(number of the term, their own)`` gives those of all."""
-    energy, force = torch.zeros_like(g[..., 0]), torch.zeros_like(g)
+    energy, forces = torch.zeros_like(g[..., 0]), []
     for slot, (term, readout) in enumerate(terms):
         R, _, h = readout
         z = read(readout, g)
@@ -128,7 +128,8 @@ def look_among(
             own = term.energy_among(z, keys, others, seen)
             on_z = term.force_among(z, keys, others, seen)
         energy = energy + own
-        force = force + (on_z if R is None else on_z @ R[: term.written])
+        force = on_z if R is None else on_z @ R[: term.written]
         if h is not None:
             energy, force = energy - g @ h, force + h
-    return Look(g, energy, force)
+        forces.append(force)
+    return Look(g, energy, torch.stack(forces).sum(0), etas.push(forces))

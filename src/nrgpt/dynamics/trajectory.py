@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..block import EnergyBlock
+from ..block import EnergyBlock, Etas
 from ..energy.total import Extra, read
 from ..generate import evaluating
 from ..model import IGNORED_TARGET, LanguageModel
@@ -247,6 +247,7 @@ class Look(NamedTuple):
     g: Tensor
     energies: dict[str, Tensor]  # (batch, tokens) each, the total first
     force: Tensor | None  # -dE/dg, (batch, tokens, D)
+    push: Tensor | None  # what all steps share of eta, times it
 
 
 class WatchedBlocks:
@@ -258,7 +259,7 @@ class WatchedBlocks:
         self.norm = first.norm if isinstance(first, EnergyBlock) else model.final_norm
 
     def look(self, x: Tensor, t: int) -> Look:
-        return Look(self.norm(x), {}, None)
+        return Look(self.norm(x), {}, None, None)
 
     def advance(self, x: Tensor, t: int, look: Look) -> Tensor:
         i = t % len(self.blocks)
@@ -266,25 +267,19 @@ class WatchedBlocks:
 
 
 class WatchedEnergy:
-    """The energy block, showing energies and forces on its way.
-
-    By itself the block writes with eta R^T, and no step sees the force on g. Here that force is
-    wanted, so eta is applied to it: one product with a D x D matrix more, where a force computed
-    beside the step would take a second product with every R.
-    """
+    """The energy block, showing energies and forces on its way."""
 
     def __init__(self, model: LanguageModel, extra: Extra | None):
         self.block = block = model.energy_block
         self.terms = [
             (name, term, term.readout()) for name, term in block.energy.named_terms(extra)
         ]
-        eye = torch.eye(model.cfg.width, dtype=model.tokens.dtype, device=model.tokens.device)
-        self.eta = block.rate.fold(eye, block.norm)
+        self.etas = Etas(block, [name for name, _, _ in self.terms])
 
     def look(self, x: Tensor, t: int) -> Look:
         g = self.block.norm(x)
-        total, force = torch.zeros_like(g[..., 0]), torch.zeros_like(g)
-        energies = {}
+        total = torch.zeros_like(g[..., 0])
+        energies, forces = {}, []
         for name, term, readout in self.terms:
             R, _, h = readout
             term.at_step(t)
@@ -298,14 +293,14 @@ class WatchedEnergy:
                 )
             energies[name] = energy if h is None else energy - g @ h
             total = total + energies[name]
-            force = force + (on_z if R is None else on_z @ R[: term.written])
-            force = force if h is None else force + h
-        return Look(g, {"total": total, **energies}, force)
+            force = on_z if R is None else on_z @ R[: term.written]
+            forces.append(force if h is None else force + h)
+        force = torch.stack(forces).sum(0)
+        return Look(g, {"total": total, **energies}, force, self.etas.push(forces))
 
     def advance(self, x: Tensor, t: int, look: Look) -> Tensor:
-        assert look.force is not None
-        update = F.linear(look.force, self.eta)
-        return x + self.block.rate.apply_step(update, t, x, self.block.norm)
+        assert look.push is not None
+        return x + self.block.rate.apply_step(look.push, t, x, self.block.norm)
 
 
 def read_out(

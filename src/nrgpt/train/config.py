@@ -117,7 +117,8 @@ class TrainConfig:
             deepest = self.random_steps[1]
             fits = self.model.block != "gpt" or deepest <= self.model.steps
             check(fits, "random_steps", self.random_steps, "at most the blocks of this gpt")
-        has_eta = self.model.block == "nrgpt" and self.model.rate in ("free", "psd_skew", "state")
+        matrices = ("free", "free_per_term", "psd_skew", "state")
+        has_eta = self.model.block == "nrgpt" and self.model.rate in matrices
         check(
             has_eta or not self.optimiser.muon_eta,
             "optimiser.muon_eta",
