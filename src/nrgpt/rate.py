@@ -206,9 +206,9 @@ class Free(MatrixRate):
 class FreePerTerm(ConstantRate):
     """x <- x - sum_i eta_i dE_i/dg, each eta_i any matrix; an extra term has their mean.
 
-    Attention's force leaves through its own queries' weights and needs a matrix of its own, as a
-    transformer's attention has its projection; the feed-forward part's does not, and one matrix
-    for both is a compromise (experiments/levers). Folded, a second matrix costs no more.
+    Attention's force leaves through the weights of its queries, so what comes after it has the
+    work of a transformer's projection to do; the feed-forward part asks for something else. One
+    matrix for both is a compromise (experiments/levers). Folded, two are computed as fast as one.
     """
 
     differs_by_term = True
