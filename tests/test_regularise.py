@@ -119,17 +119,19 @@ def test_mistakes():
 def by_hand(model, idx, v, weight, steps):
     """x <- x - eta dE/dg with E = the model's - weight(t) g . v / |v|: all states."""
     block = model.energy_block
-    eta = block.rate.fold(torch.eye(9, dtype=torch.float64), block.norm)
+    eye, names = torch.eye(9, dtype=torch.float64), ("attention", "feedforward", "pull")
+    etas = {name: block.rate.fold(eye, block.norm, name) for name in names}
     x = model.embed(idx)
     states = [x]
     for t in range(steps):
-        force = sum(block.energy.forces(block.norm(x)).values()) + weight(t) * v / v.norm()
-        x = x + block.rate.apply_step(force @ eta.T, t, x, block.norm)
+        forces = block.energy.forces(block.norm(x)) | {"pull": weight(t) * v / v.norm()}
+        push = sum(force @ etas[name].T for name, force in forces.items())
+        x = x + block.rate.apply_step(push, t, x, block.norm)
         states.append(x)
     return torch.stack(states).detach()
 
 
-@pytest.mark.parametrize("rate", ["gamma", "free_per_step"])
+@pytest.mark.parametrize("rate", ["gamma", "free_per_step", "free_per_term"])
 def test_a_weight_may_follow_the_steps(rate):
     model = randomised(config(rate=rate))
     idx, v, steps = torch.randint(11, (2, 7)), torch.randn(9, dtype=torch.float64), 5
