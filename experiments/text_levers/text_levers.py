@@ -63,7 +63,6 @@ LEVERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "RGPT-parallel of width 64, 8 steps": ("owt_rgpt_parallel", GPT),
     "NRGPT, 12 steps, long": (NRGPT, (*WIDE, "model.steps=12", *LONG)),
     "NRGPT, 6 steps, long": (NRGPT, (*WIDE, "model.steps=6", *LONG)),
-    "NRGPT, 3 steps, long": (NRGPT, (*WIDE, "model.steps=3", *LONG)),
     "GPT, 8 layers, long": ("owt_gpt", (*GPT, *LONG)),
 }
 
