@@ -12,23 +12,31 @@ import torch.nn.functional as F
 import typer
 from torch import Tensor, nn
 
-from nrgpt.block import Attention, EnergyBlock, FeedForward
+from nrgpt.block import EnergyBlock
 from nrgpt.energy import FEEDFORWARD, AttentionEnergy, Readout
 from nrgpt.energy.feedforward import FF2W
 from nrgpt.init import RULES, blank, initialise, normal
 from nrgpt.model import LanguageModel
+from nrgpt.transformer import Attention, FeedForward
 
 
-class FreeAttention(nn.Module):
-    """A transformer's attention beside eta times the force of the feed-forward energy."""
+class Beside(nn.Module):
+    """eta times the force of one energy, and a part that is no energy's beside it."""
 
     updates = 1
+    replaced: str
 
     def __init__(self, cfg: Any):
         super().__init__()
         self.own = EnergyBlock(cfg)
-        del self.own.energy.terms["attention"]
-        self.part = Attention(cfg)
+        del self.own.energy.terms[self.replaced]
+        self.part = Attention(cfg) if self.replaced == "attention" else FeedForward(cfg)
+
+
+class FreeAttention(Beside):
+    """A transformer's attention."""
+
+    replaced = "attention"
 
     def prepare(self, extra: Any = None) -> Any:
         return self.own.prepare(extra), self.part.joined()
@@ -37,16 +45,10 @@ class FreeAttention(nn.Module):
         return self.own(x, t, prepared[0]) + self.part(self.own.norm(x), prepared[1], t, None)
 
 
-class FreeFeedForward(nn.Module):
-    """A transformer's feed-forward part beside eta times attention's force."""
+class FreeFeedForward(Beside):
+    """A transformer's feed-forward part."""
 
-    updates = 1
-
-    def __init__(self, cfg: Any):
-        super().__init__()
-        self.own = EnergyBlock(cfg)
-        del self.own.energy.terms["feedforward"]
-        self.part = FeedForward(cfg)
+    replaced = "feedforward"
 
     def prepare(self, extra: Any = None) -> Any:
         return self.own.prepare(extra), self.part.W_2
