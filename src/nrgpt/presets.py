@@ -174,9 +174,9 @@ OWT_EQUAL_PARAMETERS: dict[str, tuple[dict[str, Any], float, float]] = {
     "nrgpt_ff2w": ({"width": 1536, "steps": 6}, 3e-5, 0.1),
 }
 """Equal parameters (124M to 128M, tied)."""
-OURS_EQUAL_PARAMETERS: dict[str, Any] = {"width": 1792, "heads": 14}
+OURS_EQUAL_PARAMETERS: dict[str, Any] = {"width": 1728, "steps": 12, "rate": "free_per_term"}
 """NRGPT with low-rank heads has fewer parameters than the paper's of the same width: as many as
-GPT take this one (127M)."""
+GPT take this one (124.5M). Twice the steps and an eta for each energy: experiments/text_steps."""
 
 
 def openwebtext(kind: str, form: str, equal_parameters: bool = False) -> TrainConfig:
