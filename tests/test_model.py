@@ -230,7 +230,9 @@ def test_compile_captures_one_graph_of_the_baselines(block):
 
 
 def test_compile_with_inductor():
-    check_compiled(randomised(config(mask="strict", feedforward="ff2w")), backend="inductor")
+    # float32: inductor of torch 2.11 refuses the float64 log-sum-exp of a CPU's flash attention.
+    model = randomised(config(mask="strict", feedforward="ff2w")).float()
+    check_compiled(model, backend="inductor", tolerance=1e-5)
 
 
 def test_compile_with_steps_and_extra_terms():
@@ -248,7 +250,7 @@ class Pull(nrgpt.EnergyTerm):
         return 0.1 * z.square().sum(-1)
 
 
-def check_compiled(model, backend):
+def check_compiled(model, backend, tolerance=1e-9):
     idx, targets = make_tokens(model.cfg)
     compiled = torch.compile(model, fullgraph=True, backend=backend)
     gradients = []
@@ -257,7 +259,7 @@ def check_compiled(model, backend):
         _, loss = forward(idx, targets)
         loss.backward()
         gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
-    assert relative(gradients[1], gradients[0]) < 1e-9
+    assert relative(gradients[1], gradients[0]) < tolerance
     torch.compiler.reset()
 
 
