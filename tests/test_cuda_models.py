@@ -36,7 +36,11 @@ def test_gradients_of_all_parameters_equal_those_of_a_cpu(fields, coupling, mask
 
 
 @pytest.mark.parametrize("autocast", [False, True])
-@pytest.mark.parametrize("fields", [{}, {"feedforward": "ff1"}, {"coupling": "full"}], ids=str)
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"feedforward": "ff1"}, {"coupling": "full"}, {"rate": "free_per_term"}],
+    ids=str,
+)
 def test_gradients_with_the_faster_kernels(fields, autocast, monkeypatch):
     """A model large enough for each of them, against itself without them."""
     cfg = ModelConfig(vocab_size=40_000, context=100, width=272, heads=2, steps=2, **fields)
@@ -139,6 +143,7 @@ def test_a_recorded_update_in_bfloat16(compile, runs):
     [
         (1, {"vocab_size": 40_000, "width": 128}),  # a loss in chunks
         (1, {"vocab_size": 40_000, "width": 128, "block": "gpt"}),
+        (1, {"vocab_size": 40_000, "width": 144, "heads": 1, "rate": "free_per_term"}),
         (1, {"vocab_size": 17, "width": 272, "coupling": "full"}),  # attention by tiles
         (3, {"vocab_size": 65, "width": 136}),  # a weight whose numbers are no multiple of 32
         (3, {"vocab_size": 65, "width": 256, "heads": 8, "dropout": 0.15} | CERTIFIED),
@@ -186,7 +191,11 @@ def talkative(**fields):
     return model
 
 
-@pytest.mark.parametrize("fields", [{}, {"mask": "inclusive"}, {"coupling": "full"}], ids=str)
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"mask": "inclusive"}, {"coupling": "full"}, {"rate": "free_per_term"}],
+    ids=str,
+)
 @pytest.mark.parametrize("block", BLOCKS)
 def test_recorded_decoding_says_the_same(block, fields):
     model = talkative(block=block, **fields)
