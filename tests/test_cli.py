@@ -35,6 +35,8 @@ def test_presets_are_listed_one_line_each():
         (["evaluate", "nowhere"], "nowhere is not a run"),
         (["train", "owt_gpt"], "nrgpt data text --to"),
         (["data", "listops", "--to", "x", "modulos=3"], "did you mean 'modulus'?"),
+        (["train", "debug", "--to", f"{__file__}/run"], "Not a directory; choose another path"),
+        (["reproduce", "listops", "--quick", "--to", __file__], "test_cli.py: File exists"),
     ],
 )
 def test_mistakes_get_one_line_and_exit_code_2(arguments, said):

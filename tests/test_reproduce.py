@@ -2,6 +2,9 @@
 
 import dataclasses
 import json
+import os
+import shutil
+import signal
 
 import numpy as np
 import pytest
@@ -10,7 +13,7 @@ from typer.testing import CliRunner
 from nrgpt.cli import app
 from nrgpt.reproduce import common, energy, flops, listops, training
 from nrgpt.reproduce.fit import find_transition, interpolated
-from nrgpt.train.faults import DIVERGED, TrainingError
+from nrgpt.train.faults import DIVERGED, INTERRUPTED, Interrupt, TrainingError
 from tests.cases import TINY, tiny
 from tests.runs import debug
 
@@ -156,6 +159,63 @@ def test_an_interrupted_experiment_goes_on(tmp_path, monkeypatch):
     assert [row["case"] for row in rows] == ["s0", "s1"]
 
 
+def wide_cases():
+    return [dataclasses.replace(c, name=f"w{c.name}") for c in debug_cases("model.width=32")]
+
+
+def test_a_signal_at_the_end_of_a_run_is_not_forgotten(tmp_path, monkeypatch):
+    """The run finishes; what comes after it waits for the next call."""
+    original, calls = training.train, []
+
+    def ends(cfg, run):
+        calls.append(run.name)
+        with Interrupt().watching():  # as every training has it
+            original(cfg, run)
+            if len(calls) <= 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(training, "train", ends)
+    monkeypatch.setattr(training, "train_one", ends)
+    monkeypatch.setattr(training, "can_be_packed", lambda *_: False)
+    cases = [*debug_cases(), *wide_cases()[:1]]
+    for finished in (["s0"], ["s0", "s1"]):  # within a pack of two, then between two packs
+        with pytest.raises(TrainingError, match="SIGTERM: all is saved") as stopped:
+            common.carry_out(cases, tmp_path / "to")
+        assert stopped.value.code == INTERRUPTED
+        assert calls == finished
+    assert [row["case"] for row in common.carry_out(cases, tmp_path / "to")] == ["s0", "s1", "ws0"]
+    assert calls == ["s0", "s1", "ws0"]
+
+
+def test_two_calls_may_write_into_one_folder(tmp_path):
+    def meanwhile(case, run, record):
+        common.put_rows(tmp_path / "to", [{"case": "of another process", "seed": 0}])
+        return {}
+
+    rows = common.carry_out(debug_cases(seeds=1), tmp_path / "to", meanwhile)
+    assert [row["case"] for row in rows] == ["of another process", "s0"]
+
+
+def test_a_record_that_was_removed_is_made_again(tmp_path):
+    common.carry_out(debug_cases(seeds=1), tmp_path / "to")
+    other = debug_cases("iterations=8", "eval_every=8", seeds=1)
+    run = tmp_path / "runs" / "reproduce" / "to" / "s0"
+    for folder in (tmp_path / "to" / "runs" / "s0", run):
+        with pytest.raises(ValueError, match=f"{folder.parent.name}/s0 is of another config"):
+            common.carry_out(other, tmp_path / "to")
+        shutil.rmtree(folder)
+    (row,) = common.carry_out(other, tmp_path / "to")
+    assert row["iterations"] == 8
+
+
+@pytest.mark.parametrize("line", ['{"case": "s1", "se', "5", '{"seed": 1}', "\xff"])
+def test_a_damaged_row_is_named(tmp_path, line):
+    text = '{"case": "s0"}\n' + line + "\n"
+    (tmp_path / "results.jsonl").write_bytes(text.encode("latin-1"))
+    with pytest.raises(ValueError, match=r"results\.jsonl, line 2: no row .* delete this line"):
+        common.carry_out(debug_cases(), tmp_path)
+
+
 def test_a_run_that_diverges_is_a_row_without_a_loss(tmp_path, monkeypatch):
     def diverges(cfg, run):
         (run / "environment.json").write_text('{"commit": null, "gpu": null}')
@@ -175,8 +235,7 @@ def test_a_run_that_diverges_is_a_row_without_a_loss(tmp_path, monkeypatch):
 
 def test_packs_share_a_shape_and_fit_a_gpu():
     cases = debug_cases(seeds=3)
-    wide = [dataclasses.replace(c, name=f"w{c.name}") for c in debug_cases("model.width=32")]
-    runs = [(case.cfg, case.name) for case in [*cases, *wide]]
+    runs = [(case.cfg, case.name) for case in [*cases, *wide_cases()]]
     assert [len(pack) for pack in training.packs_of(runs)] == [3, 2]
     large = debug_cases("batch=512", "model.context=4096", "model.width=64")
     assert [len(pack) for pack in training.packs_of([(c.cfg, c.name) for c in large])] == [1, 1]
@@ -184,8 +243,7 @@ def test_packs_share_a_shape_and_fit_a_gpu():
 
 def test_several_processes(tmp_path):
     """What a pack says is in its first run's folder."""
-    wide = [dataclasses.replace(c, name=f"w{c.name}") for c in debug_cases("model.width=32")]
-    rows = common.carry_out([*debug_cases(), *wide], tmp_path / "to", processes=2)
+    rows = common.carry_out([*debug_cases(), *wide_cases()], tmp_path / "to", processes=2)
     assert {row["case"]: row["width"] for row in rows} == {"s0": 16, "s1": 16, "ws0": 32, "ws1": 32}
     first = tmp_path / "runs" / "reproduce" / "to" / "ws0"
     assert "evaluating" in (first / "output.txt").read_text()

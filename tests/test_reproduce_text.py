@@ -76,7 +76,7 @@ def test_text_metrics_without_their_packages(tmp_path, monkeypatch, capsys):
     record = tmp_path / "to" / "runs" / "one"
     record.mkdir(parents=True)
     assert len(texts.keep_texts(run, record, samples=2, words=5)) == 2
-    common.write_rows(tmp_path / "to", [{"case": "one"}, {"case": "without texts"}])
+    common.put_rows(tmp_path / "to", [{"case": "one"}, {"case": "without texts"}])
     rows = texts.with_metrics(common.read_rows(tmp_path / "to"), tmp_path / "to", None, quick=True)
     assert set(rows[0]["metrics"]["model"]) == {"distinct_1", "distinct_2"}
     assert "left out: the spelling of texts needs" in capsys.readouterr().out
@@ -152,3 +152,30 @@ def test_text_end_to_end(tmp_path, characters, monkeypatch, capsys):
     assert "| as given | 1,000,000 | 1.7 |" in files[3].read_text()  # 49.152e9 / 8e6 s
     again = {"plots_only": True, "throughput": 1e6, "quick": True}
     assert text.reproduce([], tmp_path / "to", **again) == files
+
+
+def test_a_record_stays_with_its_data(tmp_path, characters, monkeypatch):
+    """Which may lie elsewhere now, but must be the same."""
+    monkeypatch.chdir(tmp_path)
+    moved = tmp_path / "moved"
+
+    def carry_out():
+        cases = text.cases(moved, tokens=500, quick=True)[:1]
+        return common.carry_out([case.changed(TINY) for case in cases], tmp_path / "to")
+
+    shutil.copytree(characters, moved)
+    (row,) = carry_out()
+    moved = shutil.move(moved, tmp_path / "again")
+    assert carry_out() == [row]
+    shutil.rmtree(moved)
+    (tmp_path / "other.txt").write_text((tmp_path / "text.txt").read_text() + TEXT)
+    prepare_shakespeare(moved, source=tmp_path / "other.txt")
+    with pytest.raises(ValueError, match="again is another dataset than it was trained on"):
+        carry_out()
+
+
+def test_what_is_held_out_is_looked_for_before_training(tmp_path, characters):
+    cases = text.cases(characters, tokens=500, quick=True)[:1]
+    with pytest.raises(ValueError, match=r"nowhere.* no dataset"):
+        text.reproduce(cases, tmp_path / "to", held_out=tmp_path / "nowhere", quick=True)
+    assert not (tmp_path / "to").exists()

@@ -1,13 +1,15 @@
 """Sweeps: grids and searches, resumable, with a table and a plot."""
 
 import json
+import os
+import signal
 
 import pytest
 
 from nrgpt import sweep
 from nrgpt.overrides import known_names, override
 from nrgpt.presets import GRIDS, PRESETS
-from nrgpt.train.faults import DIVERGED, TrainingError
+from nrgpt.train.faults import DIVERGED, Interrupt, TrainingError
 
 QUICK = ("iterations=6", "eval_every=6", "eval_batches=1", "data.listops.test=5")
 
@@ -45,6 +47,23 @@ def test_a_grid_goes_on_where_it_stopped(tmp_path, monkeypatch):
         run("seed=0,1,2", folder=tmp_path / "s")
     assert len(run("seed=0,1,2", folder=tmp_path / "s")) == 3
     assert calls == ["seed=0", "seed=1", "seed=1", "seed=2"]
+
+
+@pytest.mark.parametrize("trials", [None, 3])
+def test_a_signal_at_the_end_of_a_run_ends_the_sweep(tmp_path, monkeypatch, trials):
+    original, calls = sweep.train_one, []
+
+    def ends(cfg, run):
+        calls.append(cfg.seed)
+        with Interrupt().watching():
+            result = original(cfg, run)
+            os.kill(os.getpid(), signal.SIGTERM)
+        return result
+
+    monkeypatch.setattr(sweep, "train_one", ends)
+    with pytest.raises(TrainingError, match="SIGTERM: all is saved"):
+        run("seed=0,1,2", folder=tmp_path / "s", trials=trials)
+    assert len(calls) == 1
 
 
 def test_results_of_another_configuration_are_not_taken_for_ours(tmp_path):

@@ -78,7 +78,7 @@ def make_model(form: str, kind: str, *, strict_mask: bool = False, **sizes: Any)
 
 
 def listops(kind: str, form: str) -> TrainConfig:
-    """The transition experiment at width 64: 5 steps, 1 head; sweep model.width for the figure."""
+    """The transition experiment at width 64, 5 steps; sweep model.width for the figure."""
     sizes = {"width": 64, "heads": 1, "steps": 5, "context": 128}
     data = PAPER if form == "paper" else RELEASED
     vocabulary = 4 + len(data.functions) + data.numbers

@@ -72,7 +72,10 @@ def load_run(folder: Path | str, step: int | None = None, *, device: str = "cpu"
     newest, faults = newest_valid(folder / "checkpoints")
     if newest is None:
         said = f" ({'; '.join(faults)})" if faults else ""
-        raise FileNotFoundError(f"{folder} has no valid checkpoint{said}")
+        raise FileNotFoundError(
+            f"{folder} has no valid checkpoint{said}; train it again, or if it was finished and "
+            "they were deleted, remove the folder first"
+        )
     state = json.loads((newest / "state.json").read_text())
     wanted = int(state["best"].get("step", state["step"])) if step is None else step
     chosen = newest.with_name(f"step-{wanted:08d}")

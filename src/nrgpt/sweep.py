@@ -17,7 +17,7 @@ from rich.table import Table
 from .config import check_choice
 from .overrides import override, parse
 from .train.config import TrainConfig
-from .train.faults import DIVERGED, TrainingError
+from .train.faults import DIVERGED, Interrupt, TrainingError
 from .train.loop import check_config
 from .train.packed import shape_of, train_one, train_packed
 
@@ -128,7 +128,10 @@ def run_grid(
     for number, chosen in enumerate(combinations, 1):
         own = folder / folder_name(chosen)
         screen.print(f"run {number} of {len(combinations)}: {own.name}", highlight=False)
-        rows.append(run_one(cfg, chosen, own))
+        with Interrupt().watching() as interrupt:
+            rows.append(run_one(cfg, chosen, own))
+        if number < len(combinations):
+            interrupt.stop()
     return rows
 
 
@@ -143,11 +146,13 @@ def run_packed(cfgs: list[TrainConfig], folders: list[Path], limit: int) -> None
         for i in range(0, len(group), limit):
             pack = group[i : i + limit]
             screen.print(f"{len(pack)} runs together: {', '.join(f.name for _, f in pack)}")
-            try:
-                train_packed([cfg for cfg, _ in pack], [folder for _, folder in pack])
-            except TrainingError as error:  # run_one comes to the run in question again
-                if error.code != DIVERGED:
-                    raise
+            with Interrupt().watching() as interrupt:
+                try:
+                    train_packed([cfg for cfg, _ in pack], [folder for _, folder in pack])
+                except TrainingError as error:  # run_one comes to the run in question again
+                    if error.code != DIVERGED:
+                        raise
+            interrupt.stop()
 
 
 def run_search(
@@ -180,14 +185,20 @@ def run_search(
         chosen = {key: propose(trial, key, values) for key, values in choices.items()}
         row = run_one(cfg, chosen, folder / folder_name(trial.params))
         trial.set_user_attr("row", row)
+        if interrupt.received:
+            study.stop()
         if row[OBJECTIVE] is None:
             raise optuna.TrialPruned(row["error"])
         return float(row[OBJECTIVE])
 
     ended = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
+    left = max(0, trials - len(study.get_trials(states=ended)))
+    with Interrupt().watching() as interrupt:
+        study.optimize(objective, n_trials=left)
     finished = study.get_trials(states=ended)
-    study.optimize(objective, n_trials=max(0, trials - len(finished)))
-    return [trial.user_attrs["row"] for trial in study.get_trials(states=ended)]
+    if len(finished) < trials:
+        interrupt.stop()
+    return [trial.user_attrs["row"] for trial in finished]
 
 
 def folder_name(parameters: dict[str, Any]) -> str:

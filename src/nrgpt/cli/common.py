@@ -28,6 +28,11 @@ data_app = typer.Typer(help="Prepare and check datasets.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 screen = Console()
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+WRONG_PATH = (
+    errno.ENOENT, errno.EEXIST, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR,
+)  # fmt: skip
+
 FREE_FORM = {"ignore_unknown_options": True}  # so that --model.width=64 reaches us as it is
 Overrides = Annotated[
     list[str] | None,
@@ -76,12 +81,17 @@ def clear_errors(command: Callable[..., None]) -> Callable[..., None]:
             said, code = str(error), error.code
         except CheckpointError as error:
             said, code = str(error), 4
-        except (ValueError, FileNotFoundError, FileExistsError) as error:
+        except ValueError as error:
             said, code = str(error), 2
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            if error.errno is None:  # one of ours, which says all
+                said, code = str(error), 2
+            elif error.errno in FULL:
+                said, code = f"the disk is full: {error}; free some space and go on", 4
+            elif error.errno in WRONG_PATH:
+                said, code = f"{error.filename}: {error.strerror}; choose another path", 2
+            else:
                 raise
-            said, code = f"the disk is full: {error}; free some space and go on", 4
         except KeyboardInterrupt:
             said, code = "stopped at once", 130
         print(f"nrgpt: {said}", file=sys.stderr)

@@ -28,7 +28,10 @@ def data_listops(
 
 @data_app.command("shakespeare")
 @clear_errors
-def data_shakespeare(to: Path, source: Annotated[Path | None, typer.Option()] = None) -> None:
+def data_shakespeare(
+    to: Annotated[Path, typer.Argument(help="Folder to make.", metavar="FOLDER")],
+    source: Annotated[Path | None, typer.Option(help="Another text file instead.")] = None,
+) -> None:
     """Prepare the Shakespeare characters (found, or downloaded), or any text with --source."""
     from ..data.shakespeare import prepare_shakespeare
 

@@ -61,5 +61,8 @@ def checked(content: bytes, origin: str) -> bytes:
     found = hashlib.sha256(content).hexdigest()
     if found != SHA256:
         problem = f"its sha256 is {found} instead of {SHA256}"
-        raise DataError(f"{origin}: {problem}; to use another text, name it as the source")
+        raise DataError(
+            f"{origin}: {problem}; to use another text: nrgpt data shakespeare FOLDER "
+            "--source FILE, and then data.folder=FOLDER"
+        )
     return content

@@ -118,6 +118,7 @@ def prepare_documents(
     check(shard_tokens >= 1, "shard_tokens", shard_tokens, "at least 1")
     folder = folder.absolute()
     refuse_existing(folder)
+    tokenizer.encode("")  # what it lacks is said once, not by every worker
     partial = folder.with_name(folder.name + ".partial")
     columns = (*Progress.get_default_columns(), TextColumn("{task.fields[tokens]:,} tokens"))
     with working_folder(partial):

@@ -107,11 +107,11 @@ class GPT2Tokenizer(Tokenizer):
             )
         try:
             return tiktoken.get_encoding("gpt2")
-        except OSError as error:
-            raise OSError(
+        except OSError:
+            raise ValueError(
                 "GPT-2's vocabulary is not on this machine and could not be downloaded; set "
                 f"{GPT2_RANKS} to a local gpt2.tiktoken file"
-            ) from error
+            ) from None
 
     def encode(self, text: str) -> list[int]:
         return self.encoding.encode_ordinary(text)

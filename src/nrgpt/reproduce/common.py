@@ -10,9 +10,12 @@ alone.
 """
 
 import dataclasses
+import fcntl
 import json
+import os
 import shutil
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -67,27 +70,34 @@ def carry_out(
 ) -> list[Row]:
     """Train and record what has no record yet; returns all rows there are, earlier ones too.
     ``forget`` deletes the checkpoints of what is on record: hundreds of runs may fill a disk."""
-    rows = {row["case"]: row for row in read_rows(to)}
+    rows = read_rows(to)
     if plots_only:
         if not rows:
             raise ValueError(f"{to} has no results.jsonl to draw from; leave out --plots-only")
-        return list(rows.values())
+        return rows
+    to.mkdir(parents=True, exist_ok=True)
+    tempfile.TemporaryFile(dir=to).close()  # better now than after hours of training
+    # A row whose record was removed is to be made again.
+    on_record = {row["case"] for row in rows if (to / "runs" / row["case"]).is_dir()}
     for case in cases:
-        if case.name in rows:
+        if case.name in on_record:
             refuse_other_configuration(case.cfg, to / "runs" / case.name)
-    missing = {case.name: case for case in cases if case.name not in rows}
+    missing = {case.name: case for case in cases if case.name not in on_record}
     screen.print(f"{len(cases):,} runs, {len(cases) - len(missing):,} of them on record in {to}")
-    began = time.perf_counter()
+    began, recorded = time.perf_counter(), 0
     todo = [(case.cfg, run_folder(to, case.name)) for case in missing.values()]
-    for pack in train_all(todo, processes):
-        for _, run in pack:
-            rows[run.name] = keep_record(missing[run.name], run, to, measure, packed=len(pack))
-            write_rows(to, rows.values())
-            if forget:
-                shutil.rmtree(run / "checkpoints", ignore_errors=True)
-    if missing:
-        note_wall_time(to, len(missing), processes, time.perf_counter() - began)
-    return list(rows.values())
+    try:
+        for pack in train_all(todo, processes):
+            for _, run in pack:
+                row = keep_record(missing[run.name], run, to, measure, packed=len(pack))
+                put_rows(to, [row])
+                recorded += 1
+                if forget:
+                    shutil.rmtree(run / "checkpoints", ignore_errors=True)
+    finally:
+        if missing:
+            note_wall_time(to, recorded, processes, time.perf_counter() - began)
+    return read_rows(to)
 
 
 def run_folder(to: Path, case: str) -> Path:
@@ -97,11 +107,36 @@ def run_folder(to: Path, case: str) -> Path:
 
 def read_rows(to: Path) -> list[Row]:
     path = to / "results.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    return [read_row(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
 
 
-def write_rows(to: Path, rows: Iterable[Row]) -> None:
-    write_atomically(to / "results.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+def read_row(line: bytes, where: str) -> Row:
+    try:
+        row = json.loads(line)
+        if isinstance(row, dict) and "case" in row:
+            return row
+        problem = "it names no case"
+    except ValueError as error:
+        problem = str(error)
+    raise ValueError(
+        f"{where}: no row of results ({problem}); delete this line, and its run will be recorded "
+        "again"
+    )
+
+
+def put_rows(to: Path, rows: Iterable[Row]) -> list[Row]:
+    """Write these rows into the file, in place of those of the same cases; returns all. Other
+    processes may do so at the same time: the folder is locked meanwhile."""
+    folder = os.open(to, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        found = {row["case"]: row for row in [*read_rows(to), *rows]}
+        text = "".join(json.dumps(row) + "\n" for row in found.values())
+        write_atomically(to / "results.jsonl", text)
+    finally:
+        os.close(folder)
+    return list(found.values())
 
 
 def keep_record(case: Case, run: Path, to: Path, measure: Measure, packed: int) -> Row:
@@ -191,7 +226,7 @@ def facts(cfg: TrainConfig, run: Path, timed: Sequence[Row]) -> Row:
 
 
 def note_wall_time(to: Path, runs: int, processes: int, seconds: float) -> None:
-    """The whole of a call: training, evaluation and everything around."""
+    """The whole of a call, up to where it was stopped: training, evaluation, all around."""
     screen.print(f"{runs:,} runs took {seconds:,.0f} s of wall time, {processes} at a time")
     origin = environment()
     entry = {"runs": runs, "processes": processes, "seconds": round(seconds, 1)}

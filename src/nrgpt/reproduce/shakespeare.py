@@ -121,8 +121,9 @@ def shrink(
     found = []
     for part, kind, size, cfg in planned:
         tiny = replace(cfg, {**QUICK, "model.width": 16 if cfg.model.width <= 64 else 32})
-        if part != "scaling" or size.split("-")[0] in ("w64", "w128"):
-            found.append((part, kind, size, tiny))
+        width, *rate = size.split("-")
+        if part != "scaling" or width in ("w64", "w128"):
+            found.append((part, kind, "-".join([f"w{tiny.model.width}", *rate]), tiny))
     return found
 
 

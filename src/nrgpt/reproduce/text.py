@@ -33,10 +33,10 @@ from .common import (
     failures,
     grouped,
     markdown,
+    put_rows,
     run_folder,
     spread,
     usual_speed,
-    write_rows,
     write_text,
 )
 from .training import screen
@@ -177,6 +177,8 @@ def reproduce(
     quick: bool = False,
     **options: Any,
 ) -> list[Path]:
+    if held_out is not None and not options.get("plots_only"):
+        Dataset.open(held_out)  # before hours of training
     if mmlu is not None:
         check_mmlu(cases, mmlu)
     samples, words = (2, 10) if quick else (8, 200)
@@ -184,8 +186,7 @@ def reproduce(
     rows = carry_out(cases, to, measured, **options)
     wanted = [name for name, at in (("held_out", held_out), ("mmlu", mmlu)) if at is not None]
     if not options.get("plots_only"):
-        rows = [completed(row, cases, to, wanted, measured) for row in rows]
-        write_rows(to, rows)
+        rows = put_rows(to, [completed(row, cases, to, wanted, measured) for row in rows])
     rows = texts.with_metrics(rows, to, judge, quick)
     order = list(ROWS).index
     rows = sorted(rows, key=lambda row: (order(row["model"]), row["seed"]))

@@ -12,7 +12,7 @@ from ..evaluate.text import TITLES, Measure, distinct_n, load_measures, text_met
 from ..runs import Run
 from ..train.checkpoint import write_atomically
 from ..train.distributed import device_named
-from .common import Row, write_rows
+from .common import Row, put_rows
 from .training import screen
 
 FILE = "texts.json"
@@ -63,8 +63,7 @@ def with_metrics(rows: list[Row], to: Path, judge: str | None, quick: bool = Fal
         else row
         for row in rows
     ]
-    write_rows(to, rows)
-    return rows
+    return put_rows(to, rows)
 
 
 def measured_again(row: Row, path: Path, measures: dict[str, Measure], judge: str | None) -> Row:

@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from ..data.shards import Dataset
 from ..train import checkpoint
 from ..train.config import BOOKKEEPING, TrainConfig
 from ..train.faults import DIVERGED, INTERRUPTED, Interrupt, TrainingError
@@ -35,21 +36,30 @@ def is_over(cfg: TrainConfig, run: Path) -> bool:
     return finished or (run / FAILED).exists()
 
 
+def dataset_of(folder: Path) -> str | None:
+    """The fingerprint of what a finished run was trained on, if it was noted."""
+    path = folder / "result.json"
+    return json.loads(path.read_text()).get("dataset") if path.exists() else None
+
+
 def refuse_other_configuration(cfg: TrainConfig, folder: Path) -> None:
     """A folder's run must be the very one that is asked for. Unlike a run that a user goes on with,
     it may not have another number of iterations: its schedule would be a mixture."""
     path = folder / "config.json"
     if not path.exists():
         return
-    differ = [
-        text
-        for name, text in differences(path, cfg).items()
-        if name not in BOOKKEEPING - {"iterations"}
-    ]
+    passed_over = BOOKKEEPING - {"iterations"}
+    trained_on, changed = dataset_of(folder), []
+    if cfg.data.folder is not None and trained_on is not None:  # wherever it lies now
+        passed_over = passed_over | {"data.folder"}
+        if Dataset.open(Path(cfg.data.folder), verify=False).fingerprint != trained_on:
+            changed = [f"{cfg.data.folder} is another dataset than it was trained on"]
+    found = differences(path, cfg).items()
+    differ = changed + [text for name, text in found if name not in passed_over]
     if differ:
         raise ValueError(
-            f"{folder} is of another configuration ({'; '.join(differ)}); choose another folder "
-            "with --to, or remove this one"
+            f"{folder} is of another configuration ({'; '.join(differ)}); choose a folder of "
+            "another name with --to, or remove this one"
         )
 
 
@@ -78,22 +88,24 @@ def can_be_packed(cfgs: Sequence[TrainConfig], runs: Sequence[Path]) -> bool:
 def train_pack(cfgs: Sequence[TrainConfig], runs: Sequence[Path]) -> None:
     """Train runs of one shape to their ends, together if possible. One that diverges for good says
     so in its folder, and the others go on."""
-    if len(cfgs) > 1 and can_be_packed(cfgs, runs):
-        try:
-            train_packed(cfgs, runs)
-        except TrainingError as error:
-            if error.code != DIVERGED:
-                raise
-    for cfg, run in zip(cfgs, runs, strict=True):
-        if is_over(cfg, run):
-            continue
-        try:
-            # Alone on the way to divergence, a run must be able to go back: train can.
-            train_one(cfg, run) if len(cfgs) == 1 else train(cfg, run)
-        except TrainingError as error:
-            if error.code != DIVERGED:
-                raise
-            checkpoint.write_atomically(run / FAILED, json.dumps({"error": str(error)}) + "\n")
+    with Interrupt().watching() as interrupt:
+        if len(cfgs) > 1 and can_be_packed(cfgs, runs):
+            try:
+                train_packed(cfgs, runs)
+            except TrainingError as error:
+                if error.code != DIVERGED:
+                    raise
+        for cfg, run in zip(cfgs, runs, strict=True):
+            if is_over(cfg, run):
+                continue
+            interrupt.stop()
+            try:
+                # Alone on the way to divergence, a run must be able to go back: train can.
+                train_one(cfg, run) if len(cfgs) == 1 else train(cfg, run)
+            except TrainingError as error:
+                if error.code != DIVERGED:
+                    raise
+                checkpoint.write_atomically(run / FAILED, json.dumps({"error": str(error)}) + "\n")
 
 
 def train_all(runs: Pack, processes: int) -> Iterator[Pack]:
@@ -111,8 +123,11 @@ def train_all(runs: Pack, processes: int) -> Iterator[Pack]:
         first, others = pack[0][1].name, len(pack) - 1
         said = f"{first} and {others} more" if others else first
         screen.print(f"pack {number} of {len(packs)}: {said}", highlight=False, soft_wrap=True)
-        train_pack([cfg for cfg, _ in pack], [run for _, run in pack])
+        with Interrupt().watching() as interrupt:
+            train_pack([cfg for cfg, _ in pack], [run for _, run in pack])
         yield pack
+        if number < len(packs):
+            interrupt.stop()
 
 
 def in_processes(packs: list[Pack], processes: int) -> Iterator[Pack]:
@@ -143,9 +158,7 @@ def in_processes(packs: list[Pack], processes: int) -> Iterator[Pack]:
                 process.terminate()
             for process in running:
                 process.wait()
-    if interrupt.received:
-        message = f"{interrupt.received}: all is saved; run the same command to go on"
-        raise TrainingError(message, code=INTERRUPTED)
+    interrupt.stop()
     if faults:
         raise TrainingError("; ".join(faults), code=1)
 

@@ -75,7 +75,8 @@ def open_dataset(cfg: DataConfig, vocab_size: int, *, verify: bool = True) -> Da
     check_identity(cfg, dataset)
     if dataset.vocab_size > vocab_size:
         raise ValueError(
-            f"model.vocab_size = {vocab_size}: {dataset.folder} has {dataset.vocab_size} tokens"
+            f"model.vocab_size = {vocab_size}: {dataset.folder} has {dataset.vocab_size} tokens; "
+            f"add model.vocab_size={dataset.vocab_size}"
         )
     return dataset
 

@@ -30,7 +30,10 @@ class TrainingError(RuntimeError):
 
 
 class Interrupt:
-    """SIGTERM and SIGINT ask a run to finish its step, save and stop; a second SIGINT is final."""
+    """SIGTERM and SIGINT ask a run to finish its step, save and stop; a second SIGINT is final.
+
+    One around another learns what the inner one received: a run that finished all the same must
+    not be followed by the next."""
 
     def __init__(self) -> None:
         self.received: str | None = None
@@ -49,6 +52,15 @@ class Interrupt:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+                around = getattr(handler, "__self__", None)
+                if isinstance(around, Interrupt):
+                    around.received = around.received or self.received
+
+    def stop(self) -> None:
+        """End here if a signal asked for it: between runs, where nothing is unsaved."""
+        if self.received:
+            message = f"{self.received}: all is saved; run the same command to go on"
+            raise TrainingError(message, code=INTERRUPTED)
 
 
 @contextmanager

@@ -69,7 +69,10 @@ def check_config(cfg: TrainConfig, run: Path) -> None:
 def differences(path: Path, cfg: TrainConfig) -> dict[str, str]:
     """Where a configuration on disk is not this one, by field. One from before a field was there
     has its default."""
-    stored = from_dict(TrainConfig, json.loads(path.read_text()))
+    try:
+        stored = from_dict(TrainConfig, json.loads(path.read_text()))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}: no configuration ({error}); remove {path.parent}") from error
     before, now = flatten(dataclasses.asdict(stored)), flatten(dataclasses.asdict(cfg))
     return {
         name: f"{name}: {before[name]!r} -> {value!r}"

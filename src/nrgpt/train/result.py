@@ -34,6 +34,7 @@ def write_result(
         "best_val_loss_estimate": best.get("val_loss"),
         "best_step": best.get("step"),
         "rollbacks": state["rollbacks"],
+        "dataset": dataset.fingerprint,
         **final_results(model, dataset, cfg),
     }
     continued = samples(model, dataset)
