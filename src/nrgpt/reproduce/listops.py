@@ -12,6 +12,7 @@ from ..overrides import replace
 from ..presets import LISTOPS_WIDTHS, PRESETS
 from .common import Case, Row, carry_out, failures, grouped, markdown, means, spread, write_text
 from .fit import LEVEL, Transition, find_transition, interpolated, shown
+from .training import screen
 
 MODELS: dict[str, tuple[str, int]] = {
     "ff1": ("nrgpt_ff1", 4),
@@ -85,7 +86,9 @@ def reproduce(cases: Sequence[Case], to: Path, **options: Any) -> list[Path]:
             if (row["recipe"], row["modulus"], row["answers"]) == (recipe, modulus, answers)
         ]
         if all(transition_of(of_model) is None for of_model in grouped(own, "model").values()):
-            continue  # a figure of one or two sizes shows nothing
+            name = f"modulo {modulus}, {answers}, recipe: {recipe}"
+            screen.print(f"no figure of {name}: a transition needs three sizes of a model")
+            continue
         figure = transition_figure(own, f"modulo {modulus}, {answers}, recipe: {recipe}")
         files += save(figure, to / f"transition-{recipe}-mod{modulus}-{answers}", ("png",))
     return [*files, write_text(to / "transitions.md", transition_table(rows))]

@@ -323,4 +323,6 @@ def full_run(rows: Sequence[Row], throughput: float | None) -> str:
         f"as fast as the one measured ({machines}) and none waiting for another: a lower bound.\n\n"
         "    torchrun --nproc-per-node 8 -m nrgpt train owt_nrgpt_ff2w\n\n"
     )
+    if not lines:
+        return said + "No speed of a GPU is on record here; give one with --throughput.\n"
     return said + markdown(["model", "tokens per second, one GPU", f"hours, {GPUS} GPUs"], lines)
