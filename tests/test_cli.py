@@ -33,6 +33,8 @@ def test_presets_are_listed_one_line_each():
         (["train", "debug", "device=gpu"], "device = 'gpu': must be one of 'auto', 'cpu', 'cuda'"),
         (["sample", "nowhere"], "nowhere is not a run"),
         (["evaluate", "nowhere"], "nowhere is not a run"),
+        (["adaptive", "nowhere", "--tolerances", "x"], "tolerances = 'x': must be numbers"),
+        (["adaptive", "nowhere", "--rule", "x"], "rule = 'x': must be one of"),
         (["train", "owt_gpt"], "nrgpt data text --to"),
         (["data", "listops", "--to", "x", "modulos=3"], "did you mean 'modulus'?"),
         (["train", "debug", "--to", f"{__file__}/run"], "Not a directory; choose another path"),

@@ -206,6 +206,8 @@ def test_a_record_that_was_removed_is_made_again(tmp_path):
         shutil.rmtree(folder)
     (row,) = common.carry_out(other, tmp_path / "to")
     assert row["iterations"] == 8
+    calls = (tmp_path / "to" / "wall_time.jsonl").read_text().splitlines()
+    assert len(calls) == 2  # what was refused took none
 
 
 @pytest.mark.parametrize("line", ['{"case": "s1", "se', "5", '{"seed": 1}', "\xff"])

@@ -230,7 +230,7 @@ class FreePerTerm(ConstantRate):
         return (self.eta_attention + self.eta_feedforward) / 2 @ M
 
     def matrices(self, norm: Norm) -> Tensor:
-        return self.eta_attention[None]
+        return self.eta_attention[None]  # looked at only where the other is the same
 
     def guarantee(self, norm: Norm) -> Finding:
         if torch.equal(self.eta_attention, self.eta_feedforward):

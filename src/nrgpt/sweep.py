@@ -131,7 +131,7 @@ def run_grid(
         with Interrupt().watching() as interrupt:
             rows.append(run_one(cfg, chosen, own))
         if number < len(combinations):
-            interrupt.stop()
+            interrupt.heed()
     return rows
 
 
@@ -152,7 +152,7 @@ def run_packed(cfgs: list[TrainConfig], folders: list[Path], limit: int) -> None
                 except TrainingError as error:  # run_one comes to the run in question again
                     if error.code != DIVERGED:
                         raise
-            interrupt.stop()
+            interrupt.heed()
 
 
 def run_search(
@@ -197,7 +197,7 @@ def run_search(
         study.optimize(objective, n_trials=left)
     finished = study.get_trials(states=ended)
     if len(finished) < trials:
-        interrupt.stop()
+        interrupt.heed()
     return [trial.user_attrs["row"] for trial in finished]
 
 

@@ -66,10 +66,14 @@ def adaptive(
     from ..dynamics.plots import adaptive_figure
     from ..dynamics.relax import Stop
 
+    try:
+        values = [0.0] if rule == "argmax" else [float(value) for value in tolerances.split(",")]
+    except ValueError:
+        wanted = "numbers with commas between them"
+        raise ValueError(f"tolerances = {tolerances!r}: must be {wanted}") from None
+    rules = [Stop(rule, value, patience) for value in values]  # type: ignore[arg-type]
     loaded = open_run(run, step, device)
     idx, targets = validation_texts(loaded, texts)
-    values = [0.0] if rule == "argmax" else [float(value) for value in tolerances.split(",")]
-    rules = [Stop(rule, value, patience) for value in values]  # type: ignore[arg-type]
     costs = loss_against_steps(loaded.model, idx, targets, rules, steps=steps)
     table = Table(title=f"{rule}, {idx.shape[0]} texts of {idx.shape[1]} tokens")
     for heading in ("tolerance", "loss (nats)", "above all steps", "mean steps", "computed"):

@@ -79,10 +79,10 @@ def carry_out(
     tempfile.TemporaryFile(dir=to).close()  # better now than after hours of training
     # A row whose record was removed is to be made again.
     on_record = {row["case"] for row in rows if (to / "runs" / row["case"]).is_dir()}
-    for case in cases:
-        if case.name in on_record:
-            refuse_other_configuration(case.cfg, to / "runs" / case.name)
     missing = {case.name: case for case in cases if case.name not in on_record}
+    for case in cases:
+        known = run_folder(to, case.name) if case.name in missing else to / "runs" / case.name
+        refuse_other_configuration(case.cfg, known)
     screen.print(f"{len(cases):,} runs, {len(cases) - len(missing):,} of them on record in {to}")
     began, recorded = time.perf_counter(), 0
     todo = [(case.cfg, run_folder(to, case.name)) for case in missing.values()]

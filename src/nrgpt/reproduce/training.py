@@ -98,7 +98,7 @@ def train_pack(cfgs: Sequence[TrainConfig], runs: Sequence[Path]) -> None:
         for cfg, run in zip(cfgs, runs, strict=True):
             if is_over(cfg, run):
                 continue
-            interrupt.stop()
+            interrupt.heed()
             try:
                 # Alone on the way to divergence, a run must be able to go back: train can.
                 train_one(cfg, run) if len(cfgs) == 1 else train(cfg, run)
@@ -110,8 +110,6 @@ def train_pack(cfgs: Sequence[TrainConfig], runs: Sequence[Path]) -> None:
 
 def train_all(runs: Pack, processes: int) -> Iterator[Pack]:
     """Train what is not over, and hand out each pack as it ends (first, what was over before)."""
-    for cfg, run in runs:
-        refuse_other_configuration(cfg, run)
     over = [(cfg, run) for cfg, run in runs if is_over(cfg, run)]
     if over:
         yield over
@@ -127,7 +125,7 @@ def train_all(runs: Pack, processes: int) -> Iterator[Pack]:
             train_pack([cfg for cfg, _ in pack], [run for _, run in pack])
         yield pack
         if number < len(packs):
-            interrupt.stop()
+            interrupt.heed()
 
 
 def in_processes(packs: list[Pack], processes: int) -> Iterator[Pack]:
@@ -158,7 +156,7 @@ def in_processes(packs: list[Pack], processes: int) -> Iterator[Pack]:
                 process.terminate()
             for process in running:
                 process.wait()
-    interrupt.stop()
+    interrupt.heed()
     if faults:
         raise TrainingError("; ".join(faults), code=1)
 

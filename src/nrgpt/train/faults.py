@@ -56,7 +56,7 @@ class Interrupt:
                 if isinstance(around, Interrupt):
                     around.received = around.received or self.received
 
-    def stop(self) -> None:
+    def heed(self) -> None:
         """End here if a signal asked for it: between runs, where nothing is unsaved."""
         if self.received:
             message = f"{self.received}: all is saved; run the same command to go on"

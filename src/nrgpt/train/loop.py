@@ -72,7 +72,9 @@ def differences(path: Path, cfg: TrainConfig) -> dict[str, str]:
     try:
         stored = from_dict(TrainConfig, json.loads(path.read_text()))
     except json.JSONDecodeError as error:
-        raise ValueError(f"{path}: no configuration ({error}); remove {path.parent}") from error
+        raise ValueError(
+            f"{path}: no configuration ({error}); put back the one it was, or choose another folder"
+        ) from error
     before, now = flatten(dataclasses.asdict(stored)), flatten(dataclasses.asdict(cfg))
     return {
         name: f"{name}: {before[name]!r} -> {value!r}"

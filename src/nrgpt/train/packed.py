@@ -61,7 +61,7 @@ def train_packed(cfgs: Sequence[TrainConfig], runs: Sequence[Path]) -> list[dict
         left_over = Pack(cfgs, runs, where.device, interrupt).fit()
         gc.collect()  # what was recorded on a GPU, before the next pack comes
     for number in left_over:
-        interrupt.stop()
+        interrupt.heed()
         train(cfgs[number], runs[number])
     return [json.loads((run / "result.json").read_text()) for run in runs]
 
