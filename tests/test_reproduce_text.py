@@ -107,6 +107,16 @@ def test_text_metrics_without_their_packages(tmp_path, monkeypatch, capsys):
     assert texts.with_metrics(full, tmp_path / "to", None) == full
 
 
+def test_a_missing_model_costs_its_own_metric_only(monkeypatch, capsys):
+    def missing(device):
+        raise ValueError("no embedder here")
+
+    loaders = {"cosine_similarity": missing, "perplexity": lambda device: lambda text: 7.0}
+    monkeypatch.setattr(texts, "measures_to_load", lambda judge: loaders)
+    assert set(texts.measures_here.__wrapped__("some/judge", "cpu")) == {"perplexity"}
+    assert "left out: no embedder here" in capsys.readouterr().out
+
+
 def test_text_has_the_papers_sizes():
     def counts(recipe):
         found = {}

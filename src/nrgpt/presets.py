@@ -174,9 +174,11 @@ OWT_EQUAL_PARAMETERS: dict[str, tuple[dict[str, Any], float, float]] = {
     "nrgpt_ff2w": ({"width": 1536, "steps": 6}, 3e-5, 0.1),
 }
 """Equal parameters (124M to 128M, tied)."""
-OURS_EQUAL_PARAMETERS: dict[str, Any] = {"width": 1728, "steps": 12, "rate": "free_per_term"}
+OURS_NRGPT: dict[str, Any] = {"alpha_init": 4.0, "rate": "free_per_term"}
+"""What made up for GPT's lead: experiments/text_rates and text_steps."""
+OURS_EQUAL_PARAMETERS: dict[str, Any] = {"width": 1728, "steps": 12}
 """NRGPT with low-rank heads has fewer parameters than the paper's of the same width: as many as
-GPT take this one (124.5M). Twice the steps and an eta for each energy: experiments/text_steps."""
+GPT take this one (124.5M). Twice the steps: experiments/text_steps."""
 
 
 def openwebtext(kind: str, form: str, equal_parameters: bool = False) -> TrainConfig:
@@ -200,10 +202,10 @@ def openwebtext(kind: str, form: str, equal_parameters: bool = False) -> TrainCo
         return cfg
     ours = OptimiserConfig(name="muon", lr=6e-4, muon_lr=0.02, warmup=500)
     cfg = dataclasses.replace(cfg, optimiser=ours)
-    if cfg.model.block == "nrgpt":  # what made up for GPT's lead: experiments/text_rates
+    if cfg.model.block == "nrgpt":
         ours = dataclasses.replace(ours, muon_eta=True)
-        wider = OURS_EQUAL_PARAMETERS if equal_parameters else {}
-        model = dataclasses.replace(cfg.model, alpha_init=4.0, **wider)
+        sizes = OURS_EQUAL_PARAMETERS if equal_parameters else {}
+        model = dataclasses.replace(cfg.model, **OURS_NRGPT, **sizes)
         cfg = dataclasses.replace(cfg, model=model, optimiser=ours)
     return cfg
 

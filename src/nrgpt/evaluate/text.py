@@ -9,6 +9,7 @@ import statistics
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -167,12 +168,16 @@ def distinct_n(text: str, n: int) -> float | None:
     return len(set(grams)) / len(grams) if grams else None
 
 
+def measures_to_load(judge: str | None) -> dict[str, Callable[[str], Measure]]:
+    """How to load, on a device, each metric that needs another model; it may be downloaded."""
+    found: dict[str, Callable[[str], Measure]] = {"cosine_similarity": sentence_similarity}
+    if judge is not None:
+        found["perplexity"] = partial(judged_perplexity, judge)
+    return found
+
+
 def load_measures(judge: str | None, device: str = "cpu") -> dict[str, Measure]:
-    """The metrics that need another model. They are loaded, and if need be downloaded, here."""
-    similarity = sentence_similarity(device)
-    if judge is None:
-        return {"cosine_similarity": similarity}
-    return {"perplexity": judged_perplexity(judge, device), "cosine_similarity": similarity}
+    return {name: load(device) for name, load in measures_to_load(judge).items()}
 
 
 def judged_perplexity(judge: str, device: str = "cpu") -> Measure:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..evaluate.extras import MissingExtra
 from ..evaluate.samples import human_texts, model_texts
-from ..evaluate.text import TITLES, Measure, distinct_n, load_measures, text_metrics
+from ..evaluate.text import TITLES, Measure, distinct_n, measures_to_load, text_metrics
 from ..runs import Run
 from ..train.checkpoint import write_atomically
 from ..train.distributed import device_named
@@ -24,12 +24,13 @@ METRICS = ("perplexity", "gqs_paper", "cosine_similarity", "distinct_1", "distin
 @functools.cache
 def measures_here(judge: str | None, device: str) -> dict[str, Measure]:
     """The metrics that need other models; what cannot be had is said, and left out."""
-    for wanted in (judge, None) if judge is not None else (None,):
+    found = {}
+    for name, load in measures_to_load(judge).items():
         try:
-            return load_measures(wanted, device)
-        except ValueError as error:  # a judge that cannot be loaded, or a missing package
+            found[name] = load(device)
+        except ValueError as error:  # a model that cannot be loaded, or a missing package
             screen.print(f"left out: {error}", highlight=False, soft_wrap=True)
-    return {}
+    return found
 
 
 def keep_texts(run: Run, record: Path, *, samples: int, words: int) -> list[str]:
