@@ -65,18 +65,19 @@ def test_listops_transition():
     found = transition_of(rows)
     assert found.parameters <= 12_000
     assert f"**{found.parameters:,.0f}**" in RESULTS
-    near = [row for row in rows if row["width"] <= 128]
-    assert min(len(own) for own in common.grouped(near, "width").values()) == 3
+    assert min(len(own) for own in common.grouped(rows, "width").values()) == 3
 
 
 def test_text_at_equal_parameters():
     folder = EXPERIMENTS / "text"
     rows = common.read_rows(folder)
-    gpt, ours = (
+    gpt, ours, narrow = (
         {row["seed"]: row for row in rows if row["model"] == name}
-        for name in ("GPT", "NRGPT FF2W, as many parameters")
+        for name in ("GPT", "NRGPT FF2W, as many parameters", "NRGPT FF2W")
     )
-    assert gpt.keys() == ours.keys()
+    assert gpt.keys() == ours.keys() == narrow.keys()
+    behind = [narrow[seed]["val_loss_full"] - gpt[seed]["val_loss_full"] for seed in gpt]
+    assert f"{np.mean(behind):.3f} behind at equal width" in RESULTS
     ahead = [gpt[seed]["val_loss_full"] - ours[seed]["val_loss_full"] for seed in sorted(gpt)]
     assert np.mean(ahead) >= -0.05
     for said in ((folder / "README.md").read_text(), RESULTS):
@@ -95,3 +96,5 @@ def test_text_at_equal_parameters():
     for row in rows:
         result = json.loads((folder / "runs" / row["case"] / "result.json").read_text())
         assert result["val_loss_full"] == row["val_loss_full"]
+    steps = EXPERIMENTS / "text_steps"
+    assert (steps / "summary.md").read_text().strip() in (steps / "README.md").read_text()

@@ -68,6 +68,11 @@ def test_a_level_that_is_never_or_always_reached_is_not_made_up():
     low, high = ({int(size): [value] * 3 for size in SIZES} for value in (0.2, 1.0))
     assert str(find_transition(low)) == "not reached"
     assert str(find_transition(high)) == "below all"
+    # What levels off below it: the curve, which goes up to 1, crosses the level all the same.
+    flat = {int(size): [min(0.78, 0.4 * np.log10(size) - 1.1)] * 3 for size in SIZES}
+    found = find_transition(flat)
+    assert found.curve(SIZES)[-1] > 0.8
+    assert str(found) == "not reached"
     with pytest.raises(ValueError, match="3 sizes"):
         find_transition({100: [0.5], 200: [0.9]})
 

@@ -7,13 +7,37 @@ from nrgpt.train.report import read_metrics
 
 HERE = Path(__file__).parent
 TEXT = HERE.parent / "text"
+TWO = "NRGPT, {steps} steps, an eta for each energy"
+ONE = "NRGPT, {steps} steps"
+RGPT = "RGPT-parallel, {steps} steps"
+
+TABLES = {
+    "As many parameters as GPT": {
+        "4_steps": ONE,
+        "6_steps": ONE,
+        "8_steps": ONE,
+        "12_steps": ONE,
+        "6_steps_two_etas": TWO,
+        "ours-nrgpt_ff2w_equal_parameters": TWO,
+        "ours-rgpt_parallel_equal_parameters": RGPT,
+        "rgpt_parallel_12_steps": RGPT,
+        "ours-gpt": "GPT",
+    },
+    "Width 768": {
+        "width_768_one_eta": ONE,
+        "ours-nrgpt_ff2w": TWO,
+        "certified_768": "NRGPT, {steps} steps, certified",
+        "ours-rgpt_parallel": RGPT,
+        "ours-gpt": "GPT",
+    },
+}
 
 
 def line(title: str, folder: Path, row: Row) -> list[object]:
     run = folder / "runs" / row["case"]
     on_the_way = [f"{entry['val_loss']:.3f}" for entry in read_metrics(run) if "val_loss" in entry]
     return [
-        title,
+        title.format(**row),
         row["seed"],
         f"{row['parameters_tied'] / 1e6:.1f}M",
         *on_the_way,
@@ -24,16 +48,19 @@ def line(title: str, folder: Path, row: Row) -> list[object]:
 
 
 def main() -> None:
-    lines = [line(f"{row['steps']} steps", HERE, row) for row in read_rows(HERE)]
-    for row in read_rows(TEXT):
-        if row["model"] == "NRGPT FF2W, as many parameters":
-            lines.append(line(f"{row['steps']} steps, an eta for each energy", TEXT, row))
-        elif row["model"] == "GPT":
-            lines.append(line("GPT", TEXT, row))
-    lines.sort(key=lambda cells: cells[1])
+    known = {row["case"]: (folder, row) for folder in (HERE, TEXT) for row in read_rows(folder)}
     headings = ["", "seed", "parameters, tied", "4.1M tokens", "8.2M", "12.3M", "16.4M",
                 "whole split", "tokens/s", "training FLOPs"]  # fmt: skip
-    write_text(HERE / "summary.md", markdown(headings, lines))
+    said = ""
+    for title, rows in TABLES.items():
+        lines = [
+            line(name, *known[f"{case}-s{seed}"])
+            for seed in (0, 1)
+            for case, name in rows.items()
+            if f"{case}-s{seed}" in known
+        ]
+        said += f"{title}:\n\n{markdown(headings, lines)}\n"
+    write_text(HERE / "summary.md", said)
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ RESAMPLED = 1_000
 
 @dataclass(frozen=True)
 class Transition:
-    """Numbers of parameters; infinite where the level lies beyond the largest model, and 0 where
-    the smallest one is above it already."""
+    """Numbers of parameters; infinite where the level lies beyond the largest model or no size is
+    there on average, whatever the curve says, and 0 where the smallest one is above it already."""
 
     parameters: float
     interval: tuple[float, float]
@@ -53,8 +53,9 @@ def find_transition(accuracies: Mapping[int, Sequence[float]], seed: int = 0) ->
     means = np.array([np.mean(accuracies[int(size)]) for size in sizes])
     generator, noise = np.random.default_rng(seed), usual_deviation(accuracies.values())
     resampled = np.stack([resample(accuracies[int(n)], generator, noise) for n in sizes], axis=1)
-    shapes = fit(x, np.concatenate([means[None], resampled]))
-    crossings = crossing(shapes, x)
+    y = np.concatenate([means[None], resampled])
+    shapes = fit(x, y)
+    crossings = np.where((y >= LEVEL).any(1), crossing(shapes, x), np.inf)
     low, high = np.quantile(crossings[1:], [0.025, 0.975], method="nearest")
     m, log_k, line = shapes[0]
     return Transition(
