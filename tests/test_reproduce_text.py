@@ -137,7 +137,8 @@ def test_text_end_to_end(tmp_path, characters, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     cases = text.cases(characters, tokens=500, quick=True)
     assert len(cases) == 5
-    cases = [case.changed(TINY) for case in cases[:1] + cases[-1:]]
+    # A seed that is not the first: figures name their lines all the same.
+    cases = [case.changed([*TINY, "seed=1"]) for case in cases[:1] + cases[-1:]]
     for split, number in {"dev": 5, "test": 60}.items():
         write_questions(csv_file(tmp_path / "mmlu", split, "astronomy"), number)
     options = {"judge": None, "quick": True, "throughput": 1e6}

@@ -231,7 +231,7 @@ def overfitting_figure(rows: Sequence[Row], records: Path) -> Any:
             steps, training, validation = (
                 [entry[key] for entry in entries] for key in ("step", "train_loss", "val_loss")
             )
-            look = {"color": COLOURS[kind], "label": TITLES[kind] if row["seed"] == 0 else None}
+            look = {"color": COLOURS[kind], "label": TITLES[kind] if row is own[0] else None}
             left.plot(steps, training, **look)
             middle.plot(steps, validation, **look)
             right.plot(training, validation, ".-", **look)

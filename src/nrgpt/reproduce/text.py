@@ -204,6 +204,7 @@ def curves(rows: Sequence[Row], records: Path) -> Any:
     batches, whose tokens are the same for all models."""
     figure = new_figure(13, 4)
     axes = figure.subplots(1, 3, sharey=True)
+    first = {model: own[0] for (model,), own in grouped(rows, "model").items()}
     for row in rows:
         if "error" in row:
             continue
@@ -220,7 +221,7 @@ def curves(rows: Sequence[Row], records: Path) -> Any:
                 [share * row["training_flops"] for share in shares],
                 [entry["seconds"] for entry in own],
             )
-            label = row["model"] if row["seed"] == 0 and key == "val_loss" else None
+            label = row["model"] if row is first[row["model"]] and key == "val_loss" else None
             for axis, x in zip(axes, xs, strict=True):
                 losses = [entry[key] for entry in own]
                 axis.plot(x, losses, style, color=COLOURS[row["model"]], label=label, **look)
@@ -233,7 +234,8 @@ def curves(rows: Sequence[Row], records: Path) -> Any:
         axis.set(xlabel=name)
         axis.grid(alpha=0.25)
     axes[0].set_ylabel("loss (nats; faint: of the batches)")
-    axes[0].legend(frameon=False)
+    if first:
+        axes[0].legend(frameon=False)
     return figure
 
 
