@@ -1,10 +1,15 @@
 """What docs/results.md claims to have reached, against the records of the runs."""
 
+import importlib
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
+import torch
 
+from nrgpt import LanguageModel
 from nrgpt.reproduce import common
 from nrgpt.reproduce.listops import transition_of
 
@@ -98,3 +103,21 @@ def test_text_at_equal_parameters():
         assert result["val_loss_full"] == row["val_loss_full"]
     steps = EXPERIMENTS / "text_steps"
     assert (steps / "summary.md").read_text().strip() in (steps / "README.md").read_text()
+
+
+@pytest.mark.parametrize("name", ["levers", "text_levers"])
+def test_scripts_still_make_what_is_on_record(name, monkeypatch):
+    """They begin from presets, which may change."""
+    for folder in (EXPERIMENTS / "levers", EXPERIMENTS / name):
+        monkeypatch.syspath_prepend(folder)
+    script = importlib.import_module(name)
+    monkeypatch.delitem(sys.modules, name)
+    own_models = ("injected", "norm", "each step")  # which the script has beside the package's
+    for line in (EXPERIMENTS / name / "results.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        if any(word in row["lever"] for word in own_models):
+            continue
+        with torch.device("meta"):
+            model = LanguageModel(script.configuration(row["lever"], row["seed"]).model)
+        learned = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        assert learned == row["parameters"], row["lever"]

@@ -35,11 +35,12 @@ EVALUATED = {"a quarter": 4, "half": 2, "all": 1}
 BASE = (
     f"model.vocab_size={VOCABULARY}", f"model.context={CONTEXT}", f"batch={BATCH}",
     "accumulation=1", f"iterations={UPDATES}", "compile=false", "precision=fp32",
-    "optimiser.lr=0.003", "optimiser.warmup=100",
+    "optimiser.lr=0.003", "optimiser.warmup=100", "model.rate=free",
 )  # fmt: skip
 NRGPT = "owt_nrgpt_ff2w_equal_parameters"
 RGPT = "owt_rgpt_parallel_equal_parameters"
 WIDE = ("model.width=112", "model.heads=7")
+CERTIFIED = ("owt_nrgpt_certified", (*WIDE, "model.steps=6", "model.rate=gamma_per_step"))
 GPT = ("model.width=64", "model.heads=4", "model.steps=8")
 LEVERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "NRGPT FF2W, 6 steps": (NRGPT, (*WIDE, "model.steps=6")),
@@ -61,6 +62,12 @@ LEVERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "RGPT-parallel, 6 steps": (RGPT, ("model.width=108", "model.heads=6", "model.steps=6")),
     "RGPT-parallel, 3 steps": (RGPT, ("model.width=108", "model.heads=6", "model.steps=3")),
     "RGPT-parallel of width 64, 8 steps": ("owt_rgpt_parallel", GPT),
+    "certified": CERTIFIED,
+    "certified, alpha 4": (CERTIFIED[0], (*CERTIFIED[1], "model.alpha_init=4")),
+    "certified, alpha learned from 4": (
+        CERTIFIED[0],
+        (*CERTIFIED[1], "model.alpha_init=4", "model.learn_alpha=true"),
+    ),
     "NRGPT, 12 steps, long": (NRGPT, (*WIDE, "model.steps=12", *LONG)),
     "NRGPT, 6 steps, long": (NRGPT, (*WIDE, "model.steps=6", *LONG)),
     "GPT, 8 layers, long": ("owt_gpt", (*GPT, *LONG)),
