@@ -63,7 +63,7 @@ LEVERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "RGPT-parallel, 3 steps": (RGPT, ("model.width=108", "model.heads=6", "model.steps=3")),
     "RGPT-parallel of width 64, 8 steps": ("owt_rgpt_parallel", GPT),
     "certified": CERTIFIED,
-    "certified, alpha 4": (CERTIFIED[0], (*CERTIFIED[1], "model.alpha_init=4")),
+    "certified, alpha learned": (CERTIFIED[0], (*CERTIFIED[1], "model.learn_alpha=true")),
     "certified, alpha learned from 4": (
         CERTIFIED[0],
         (*CERTIFIED[1], "model.alpha_init=4", "model.learn_alpha=true"),

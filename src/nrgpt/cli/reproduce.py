@@ -75,8 +75,8 @@ def listops(
 ) -> None:
     """Transitions: accuracy and losses against parameters, fits, where 80 % are reached.
 
-    16 widths, FF1 (hidden 4 D and 8 D), FF2W and RGPT-parallel, modulo 10 and 20, answers with
-    steps and direct, 3 seeds.
+    16 widths (15 in our recipe), FF1 (hidden 4 D and 8 D), FF2W and RGPT-parallel, modulo 10 and
+    20, answers with steps and direct, 3 seeds.
     """
     from ..reproduce import listops
 

@@ -190,6 +190,7 @@ def facts(cfg: TrainConfig, run: Path, timed: Sequence[Row]) -> Row:
     and the best one's; val_loss_full is over every token of the split, at the last iteration."""
     origin = json.loads((run / "environment.json").read_text())
     tokens = cfg.iterations * cfg.batch * cfg.model.context
+    together = cfg.batch // cfg.accumulation
     row: Row = {
         "seed": cfg.seed,
         "width": cfg.model.width,
@@ -198,7 +199,7 @@ def facts(cfg: TrainConfig, run: Path, timed: Sequence[Row]) -> Row:
         "lr": cfg.optimiser.lr,
         "iterations": cfg.iterations,
         "tokens": tokens,
-        "training_flops": training_flops_per_token(cfg.model) * tokens,
+        "training_flops": tokens * training_flops_per_token(cfg.model, together),
         "commit": origin["commit"],
         "gpu": origin["gpu"],
     }

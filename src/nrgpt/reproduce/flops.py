@@ -78,14 +78,15 @@ def full_runs() -> list[Row]:
         with torch.device("meta"):
             counts = LanguageModel(cfg.model).parameter_counts()
         tokens = cfg.iterations * cfg.batch * cfg.model.context
+        training = flops_per_token(cfg.model, batch=cfg.batch // cfg.accumulation)
         rows.append(
             {
                 "preset": name,
                 "tied": counts.tied,
                 "untied": counts.untied,
-                "training": flops_per_token(cfg.model),
+                "training": training,
                 "tokens": tokens,
-                "total": flops_per_token(cfg.model) * tokens,
+                "total": training * tokens,
             }
         )
     return rows

@@ -232,7 +232,8 @@ class Trainer:
     # Measuring ---------------------------------------------------------------------------------
 
     def measure_speed(self) -> None:
-        self.flops = training_flops_per_token(self.cfg.model)
+        together = self.cfg.batch // (self.cfg.accumulation * self.where.size)
+        self.flops = training_flops_per_token(self.cfg.model, together)
         self.peak = matrix_product_rate(self.where.device, self.cfg.precision)
 
     def log(self, loss: float, tokens_per_second: float) -> None:

@@ -172,7 +172,7 @@ class Pack:
         """Train to the end; returns the runs that left."""
         cfg = self.cfg
         try:
-            self.flops = training_flops_per_token(cfg.model)
+            self.flops = training_flops_per_token(cfg.model, cfg.batch)
             self.peak = matrix_product_rate(self.device, cfg.precision)
             if self.step == 0:
                 self.save()

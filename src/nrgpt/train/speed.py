@@ -10,25 +10,26 @@ from ..flops import flops_per_token
 from ..model import LanguageModel
 
 
-def training_flops_per_token(cfg: ModelConfig) -> float:
-    """Matrix-product FLOPs of training on one token, attention counted as if it had no mask. By
-    formula or, for an energy of one's own, by PyTorch's counter on a model of shapes alone."""
+def training_flops_per_token(cfg: ModelConfig, batch: int) -> float:
+    """Matrix-product FLOPs of training on one token of so many sequences that go through the model
+    together, attention counted as if it had no mask. By formula or, for an energy of one's own, by
+    PyTorch's counter on a model of shapes alone."""
     try:
-        return flops_per_token(cfg)
+        return flops_per_token(cfg, batch=batch)
     except ValueError:
-        return counted_flops_per_token(cfg)
+        return counted_flops_per_token(cfg, batch)
 
 
-def counted_flops_per_token(cfg: ModelConfig) -> float:
+def counted_flops_per_token(cfg: ModelConfig, batch: int = 1) -> float:
     """The same by PyTorch's counter."""
     with torch.device("meta"):
         model = LanguageModel(cfg)
-        idx = torch.zeros(1, cfg.context, dtype=torch.long)
+        idx = torch.zeros(batch, cfg.context, dtype=torch.long)
         with FlopCounterMode(display=False) as counter:
             _, loss = model(idx, idx)
             assert loss is not None
             loss.backward()
-    return counter.get_total_flops() / cfg.context
+    return counter.get_total_flops() / (batch * cfg.context)
 
 
 def matrix_product_rate(device: torch.device, precision: str) -> float:
