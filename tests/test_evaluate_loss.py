@@ -8,13 +8,16 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from nrgpt.cli import app
 from nrgpt.data.shards import TokenStream
 from nrgpt.data.tokenizer import GPT2_RANKS, GPT2Tokenizer, SymbolTokenizer
+from nrgpt.evaluate import loss as loss_module
 from nrgpt.evaluate.loss import SplitLoss, bits_of_text, split_loss
 from nrgpt.evaluate.record import read_record, write_record
+from nrgpt.kernels.loss import plain_loss
 
 from .characters import character_run
 
@@ -36,6 +39,28 @@ def test_bits_per_character(run):
     bits = bits_of_text(loss, tokens, run.tokenizer)
     assert (bits.unit, bits.units) == ("character", len(tokens) - 1)
     assert bits.per_unit == pytest.approx(loss.loss / math.log(2))
+
+
+@pytest.mark.parametrize("stride", [None, 1, 24])
+def test_every_token_once(run, stride, monkeypatch):
+    """Against a window for each token; and hardly any logits are made but of what counts."""
+    model, made = run.model, []
+
+    def spy(logits, *others, **options):
+        made.append(logits[..., 0].numel())
+        return plain_loss(logits, *others, **options)
+
+    text = run.dataset().tokens("val").read(0, 150)
+    monkeypatch.setattr(loss_module, "plain_loss", spy)
+    found = split_loss(model, TokenStream("val", [text]), stride=stride)
+    assert found.tokens == len(text) - 1 <= sum(made) < len(text) + model.cfg.context
+    context, stride, losses = model.cfg.context, stride or model.cfg.context // 4, []
+    for n in range(1, len(text)):
+        group = max(0, -(-(n - context) // stride))
+        start = min(context + group * stride, len(text) - 1) - context
+        logits, _ = model(torch.from_numpy(text[start:n])[None].long())
+        losses.append(-logits[0, -1].log_softmax(-1)[text[n]].item())
+    assert found.loss == pytest.approx(np.mean(losses), rel=1e-5)
 
 
 @pytest.mark.skipif(GPT2_RANKS not in os.environ, reason=f"{GPT2_RANKS} is not set")

@@ -51,6 +51,38 @@ def test_in_bfloat16():
     assert all(ours < 2 * plain + 1e-3 for plain, ours in zip(*errors, strict=True))
 
 
+def test_without_gradients_none_is_computed(monkeypatch):
+    asked = []
+
+    def spy(logits, answer, weight, wants_gradient):
+        asked.append(wants_gradient)
+        return original(logits, answer, weight, wants_gradient)
+
+    original = kernels.loss_and_error
+    monkeypatch.setattr(kernels, "loss_and_error", spy)
+    monkeypatch.setattr(kernels, "CHUNK", 30)
+    h, head, bias, targets = inputs()
+    exact = plain_loss(h @ head.T + bias, targets)
+    with torch.no_grad():
+        assert kernels.head_loss(h, head, bias, targets).item() == pytest.approx(exact.item())
+    assert set(asked) == {False}
+    asked.clear()
+    kernels.head_loss(h, head, bias, targets).backward()
+    assert set(asked) == {True}
+    assert h.grad is not None
+
+
+def test_of_the_last_tokens_only():
+    model = randomised(config())
+    idx, targets = tokens(model.cfg)
+    logits, _ = model(idx)
+    few, loss = model(idx, targets, last=3)
+    assert torch.equal(few, logits[:, -3:])
+    assert loss.item() == pytest.approx(plain_loss(logits[:, -3:], targets[:, -3:]).item())
+    _, same = model(idx, targets, last=3, want_logits=False)
+    assert same.item() == pytest.approx(loss.item())
+
+
 @pytest.mark.parametrize("fields", [{}, {"tied": False, "head_bias": True}])
 def test_a_model_that_does_not_return_its_logits(fields, monkeypatch):
     model = randomised(config(**fields))

@@ -60,13 +60,15 @@ class LanguageModel(nn.Module):
         extra: Extra | None = None,
         masks: Tensor | None = None,
         want_logits: bool = True,
+        last: int | None = None,
     ) -> tuple[Tensor | None, Tensor | None]:
         """Logits (batch, tokens, vocabulary) and, given targets, their mean cross-entropy.
 
         ``steps`` may differ from the trained number (for gpt it may only be smaller).
         ``extra`` terms are added to the energy for this call. ``masks`` are dropout's, from
         ``draw_masks``; a model in training mode draws them itself. A training step has no use for
-        the logits: without them (None) a large vocabulary takes far less memory.
+        the logits: without them (None) a large vocabulary takes far less memory. ``last``: logits
+        and cross-entropy of the last so many tokens only.
         """
         for x in self.states(idx, steps=steps, extra=extra, masks=masks):  # noqa: B007
             pass  # the last one counts
@@ -75,6 +77,8 @@ class LanguageModel(nn.Module):
                 f"targets have shape {tuple(targets.shape)}; they must have that of idx, "
                 f"{tuple(idx.shape)}"
             )
+        if last is not None:
+            x, targets = x[:, -last:], None if targets is None else targets[:, -last:]
         if targets is not None and not want_logits:
             return None, head_loss(self.final_norm(x), self.head_weight, self.head_bias, targets)
         logits = self.readout(x)

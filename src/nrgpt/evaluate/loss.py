@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from rich.progress import track
 
 from ..data.shards import TokenStream
 from ..data.tokenizer import GPT2Tokenizer, SymbolTokenizer, Tokenizer
 from ..generate import evaluating
+from ..kernels.loss import plain_loss
 from ..model import LanguageModel
 
 
@@ -78,10 +78,11 @@ def split_loss(
         for windows in track(batches, "loss", disable=not progress):
             rows = [torch.from_numpy(stream.read(start, length + 1)) for start, _ in windows]
             text = torch.stack(rows).to(device)
-            logits, _ = model(text[:, :-1], steps=steps)
-            losses = F.cross_entropy(logits.float().mT, text[:, 1:], reduction="none")
+            last = max(count for _, count in windows)
+            logits, _ = model(text[:, :-1], steps=steps, last=last)
+            losses = plain_loss(logits, text[:, -last:], reduction="none").view(-1, last)
             counted = torch.tensor([count for _, count in windows], device=device)
-            total += losses.double()[positions >= length - counted[:, None]].sum()
+            total += losses.double()[positions[:last] >= last - counted[:, None]].sum()
             tokens += sum(count for _, count in windows)
     return SplitLoss(total.item() / tokens, tokens, context - stride + 1)
 
@@ -89,16 +90,17 @@ def split_loss(
 def batches_of_windows(
     tokens: int, context: int, stride: int, size: int
 ) -> list[list[tuple[int, int]]]:
-    """(start, predictions that count) of every window. All windows have the same length."""
+    """(start, predictions that count) of every window. All windows have the same length. The first
+    one, in which all count, is alone: of the others, a few logits are enough."""
     predictions = tokens - 1
     first = min(context, predictions)
-    windows = [(0, first)]
+    windows = list[tuple[int, int]]()
     done = first
     while done < predictions:
         counted = min(stride, predictions - done)
         done += counted
         windows.append((done - context, counted))
-    return [windows[i : i + size] for i in range(0, len(windows), size)]
+    return [[(0, first)], *(windows[i : i + size] for i in range(0, len(windows), size))]
 
 
 @dataclass(frozen=True)

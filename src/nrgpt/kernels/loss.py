@@ -42,6 +42,8 @@ def head_loss(h: Tensor, head: Tensor, bias: Tensor | None, targets: Tensor) -> 
     tokens = h.shape[:-1].numel()
     if tokens * len(head) <= CHUNK:
         return plain_loss(F.linear(h, head, bias), targets)
+    if not torch.is_grad_enabled():  # or the gradient would be computed for nobody
+        h, head, bias = h.detach(), head.detach(), None if bias is None else bias.detach()
     most = max(1, (CHUNK_ON_GPU if h.is_cuda else CHUNK) // len(head))
     rows = -(-tokens // -(-tokens // most))  # parts of equal size
     return ChunkedLoss.apply(h.flatten(0, -2), head, bias, targets.flatten(), rows)
