@@ -81,6 +81,9 @@ def test_of_the_last_tokens_only():
     assert loss.item() == pytest.approx(plain_loss(logits[:, -3:], targets[:, -3:]).item())
     _, same = model(idx, targets, last=3, want_logits=False)
     assert same.item() == pytest.approx(loss.item())
+    for wrong in (0, idx.shape[1] + 1):
+        with pytest.raises(ValueError, match=f"last = {wrong}: must be in 1"):
+            model(idx, last=wrong)
 
 
 @pytest.mark.parametrize("fields", [{}, {"tied": False, "head_bias": True}])

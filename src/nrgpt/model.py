@@ -78,6 +78,10 @@ class LanguageModel(nn.Module):
                 f"{tuple(idx.shape)}"
             )
         if last is not None:
+            if not 1 <= last <= idx.shape[1]:
+                raise ValueError(
+                    f"last = {last}: must be in 1 .. {idx.shape[1]}, the tokens of idx"
+                )
             x, targets = x[:, -last:], None if targets is None else targets[:, -last:]
         if targets is not None and not want_logits:
             return None, head_loss(self.final_norm(x), self.head_weight, self.head_bias, targets)
