@@ -30,6 +30,7 @@ def test_presets_are_listed_one_line_each():
         (["train", "debug", "model.widht=8"], "no field 'model.widht'; did you mean"),
         (["train", "debug", "--model.width=9"], "heads = 2: must be a divisor of width = 9"),
         (["train", "debug", "model.width"], "write name=value"),
+        (["train", "debug", "model.width={[]: 1}"], "width = '{[]: 1}': must be"),
         (["train", "debug", "device=gpu"], "device = 'gpu': must be one of 'auto', 'cpu', 'cuda'"),
         (["sample", "nowhere"], "nowhere is not a run"),
         (["evaluate", "nowhere"], "nowhere is not a run"),

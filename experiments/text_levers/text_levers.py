@@ -26,7 +26,7 @@ from nrgpt.train.optim import make_optimisers, rate_at, set_rate
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "levers"))
-from levers import NormEachStep, update  # noqa: E402
+from levers import OTHER_MODELS, update  # noqa: E402
 
 VOCABULARY, UPDATES, BATCH, CONTEXT = 8_192, 800, 8, 128
 LONG = (f"iterations={4 * UPDATES}",)
@@ -100,7 +100,7 @@ def configuration(name: str, seed: int) -> TrainConfig:
 def train(name: str, seed: int, texts: tuple[Tensor, Tensor]) -> None:
     cfg = configuration(name, seed)
     torch.manual_seed(seed)
-    model = (NormEachStep if name == "a norm for each step" else LanguageModel)(cfg.model)
+    model = OTHER_MODELS.get(name, LanguageModel)(cfg.model)
     optimisers = make_optimisers(model, cfg.optimiser, torch.device("cpu"))
     began, losses, validation = time.perf_counter(), [], {}
     updates = cfg.iterations

@@ -47,8 +47,8 @@ def parse(text: str) -> Any:
         return words[text.lower()]
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return text
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return text  # TypeError: {[]: 1} is a literal, but nothing that Python could make
 
 
 def known_names(cfg: Any, prefix: str = "") -> list[str]:

@@ -71,7 +71,6 @@ def split_loss(
     size = min(32, rows_at_once(model)) if size is None else size
     device = model.tokens.device
     length = min(context, len(stream) - 1)
-    positions = torch.arange(length, device=device)
     total, tokens = torch.zeros((), dtype=torch.float64, device=device), 0
     with evaluating(model):
         batches = batches_of_windows(len(stream), context, stride, size)
@@ -82,7 +81,8 @@ def split_loss(
             logits, _ = model(text[:, :-1], steps=steps, last=last)
             losses = plain_loss(logits, text[:, -last:], reduction="none").view(-1, last)
             counted = torch.tensor([count for _, count in windows], device=device)
-            total += losses.double()[positions[:last] >= last - counted[:, None]].sum()
+            counts = torch.arange(last, device=device) >= last - counted[:, None]
+            total += losses.double()[counts].sum()
             tokens += sum(count for _, count in windows)
     return SplitLoss(total.item() / tokens, tokens, context - stride + 1)
 

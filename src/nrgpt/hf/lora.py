@@ -65,7 +65,8 @@ def as_parameters(model: Model) -> Model:
         if not parametrize.is_parametrized(module):
             continue
         assert isinstance(module.parametrizations, nn.ModuleDict)
-        for name in list(module.parametrizations):
-            if isinstance(module.parametrizations[name][0], ByLinear):  # type: ignore[index]
+        for name, applied in list(module.parametrizations.items()):
+            assert isinstance(applied, parametrize.ParametrizationList)
+            if isinstance(applied[0], ByLinear):
                 parametrize.remove_parametrizations(module, name, leave_parametrized=True)
     return model
