@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from nrgpt.runs import load_run
 from nrgpt.train.checkpoint import save_checkpoint
 from nrgpt.train.data import keep_tokenizer
+from nrgpt.train.runs import load_run
 from nrgpt.zoo import FOLDER
 
 LARGE = 300_000

@@ -12,10 +12,10 @@ from rich.console import Console
 import nrgpt
 from nrgpt.data.listops import read_tests
 from nrgpt.dynamics.figures import energy_figure, save
-from nrgpt.evaluate.listops import listops_accuracy
-from nrgpt.presets import demo
-from nrgpt.runs import load_run
+from nrgpt.measure.listops import listops_accuracy
 from nrgpt.train.loop import train
+from nrgpt.train.presets import demo
+from nrgpt.train.runs import load_run
 
 screen = Console()
 

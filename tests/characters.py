@@ -3,11 +3,11 @@
 import string
 from pathlib import Path
 
-from nrgpt.config import ModelConfig
 from nrgpt.data.shakespeare import prepare_shakespeare
-from nrgpt.runs import Run, load_run
+from nrgpt.model.config import ModelConfig
 from nrgpt.train import loop
 from nrgpt.train.config import DataConfig, OptimiserConfig, TrainConfig
+from nrgpt.train.runs import Run, load_run
 
 TEXT = (
     "The sun rises in the east. It sets in the west, and the night is long.\n"

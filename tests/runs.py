@@ -8,10 +8,10 @@ import time
 import torch
 from safetensors.torch import load_file
 
-from nrgpt.overrides import override
-from nrgpt.presets import PRESETS
 from nrgpt.train.checkpoint import newest_valid
 from nrgpt.train.config import TrainConfig
+from nrgpt.train.overrides import override
+from nrgpt.train.presets import PRESETS
 
 
 def debug(*overrides: str) -> TrainConfig:

@@ -7,7 +7,7 @@ import torch
 
 from nrgpt import LanguageModel, ModelConfig
 from nrgpt.data.shards import TokenStream
-from nrgpt.evaluate.loss import split_loss
+from nrgpt.measure.loss import split_loss
 
 torch.manual_seed(0)
 model = LanguageModel(ModelConfig(vocab_size=50_304, context=64, width=32, heads=4, steps=3))

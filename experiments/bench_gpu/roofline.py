@@ -2,7 +2,8 @@
 
     python experiments/bench_gpu/roofline.py
 
-FLOPs are PyTorch's count on a model of shapes alone, and the formula of nrgpt.flops (attention
+FLOPs are PyTorch's count on a model of shapes alone, and the formula of nrgpt.model.flops
+(attention
 counted without the mask, and with). Bytes are those of this formulation, in which every tensor
 between two products is written once and read once in each pass: x and its gradient in float32, all
 else in bfloat16. In small models the hidden layer is not written in the forward pass, and in the
@@ -12,7 +13,7 @@ backward pass only its force and its gradient are. Times measured: the logs besi
 from dataclasses import dataclass, replace
 
 from nrgpt import ModelConfig
-from nrgpt.flops import flops_per_token, rows
+from nrgpt.model.flops import flops_per_token, rows
 from nrgpt.train.speed import counted_flops_per_token
 
 PRODUCT, COPY = 782e12, 4.3e12

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from nrgpt.runs import Run, load_run
+from nrgpt.train.runs import Run, load_run
 
 screen = Console()
 

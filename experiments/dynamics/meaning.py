@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nrgpt.dynamics.figures import new_figure, save
 from nrgpt.dynamics.meaning import auroc, corrupted, rank_correlation, signals
-from nrgpt.runs import Run
+from nrgpt.train.runs import Run
 
 LENGTHS = (32, 128)
 """Of the texts that are to be told apart: the longer, the easier."""

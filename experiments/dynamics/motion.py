@@ -12,8 +12,8 @@ import nrgpt
 from nrgpt.dynamics.convergence import settling_order, stability, transients
 from nrgpt.dynamics.figures import energy_figure, heatmap_figure, new_figure, save, token_label
 from nrgpt.dynamics.plots import convergence_figure, doubling
-from nrgpt.evaluate.loss import split_loss
-from nrgpt.runs import Run
+from nrgpt.measure.loss import split_loss
+from nrgpt.train.runs import Run
 
 MULTIPLES = (0.5, 1, 2, 4)
 """Of the trained number of steps."""

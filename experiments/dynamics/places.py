@@ -20,7 +20,7 @@ from nrgpt.dynamics.landscape import (
 )
 from nrgpt.dynamics.paths import Basins, basins, escape_times, least_energy_path, plane
 from nrgpt.dynamics.plots import path_figure, slice_figure
-from nrgpt.runs import Run
+from nrgpt.train.runs import Run
 
 
 @torch.no_grad()

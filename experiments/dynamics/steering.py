@@ -11,14 +11,14 @@ from common import Results, Study, batches, mean, show, token_losses, windows
 from rich.progress import track
 from torch import Tensor
 
-from nrgpt.decoder import Decoder
+from nrgpt.decode.decoder import Decoder
+from nrgpt.decode.generate import evaluating
 from nrgpt.dynamics.figures import new_figure, save
 from nrgpt.dynamics.regularise import Regulariser, Says, Toward, concept_vector
 from nrgpt.dynamics.schedules import Schedule, switch_on
 from nrgpt.dynamics.trajectory import trajectory
-from nrgpt.generate import evaluating
-from nrgpt.model import LanguageModel
-from nrgpt.runs import Run
+from nrgpt.model.network import LanguageModel
+from nrgpt.train.runs import Run
 
 AVOIDED = ("thou", "thee", "thy", "king", "lord", "love")
 WAYS = ("energy", "energy, second half", "logits")

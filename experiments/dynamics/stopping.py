@@ -15,8 +15,8 @@ from nrgpt.dynamics.figures import new_figure, save
 from nrgpt.dynamics.relax import Stop, relax
 from nrgpt.dynamics.solvers import Anderson, Backtracking, Langevin, Momentum, Plain, Solver
 from nrgpt.dynamics.trajectory import trajectory
-from nrgpt.model import LanguageModel
-from nrgpt.runs import Run
+from nrgpt.model.network import LanguageModel
+from nrgpt.train.runs import Run
 
 ALLOWED = 0.01
 """Nats that half the steps may cost."""

@@ -11,13 +11,13 @@ from typing import Annotated
 import torch
 import typer
 
-from nrgpt.model import LanguageModel
-from nrgpt.overrides import override
-from nrgpt.presets import PRESETS
+from nrgpt.model.network import LanguageModel
 from nrgpt.reproduce.common import markdown, write_text
 from nrgpt.train.data import open_dataset, prepare_dataset
 from nrgpt.train.optim import rate_at
+from nrgpt.train.overrides import override
 from nrgpt.train.packed_step import PackedStep
+from nrgpt.train.presets import PRESETS
 
 HERE = Path(__file__).parent
 SETTINGS = (

@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from nrgpt.cache import Cache
-from nrgpt.runs import load_run
+from nrgpt.decode.cache import Cache
+from nrgpt.train.runs import load_run
 
 loaded = load_run(Path(sys.argv[1]))
 model, stream = loaded.model, loaded.dataset().tokens("val")

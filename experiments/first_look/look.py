@@ -12,7 +12,7 @@ from nrgpt.dynamics.meaning import correlations, corrupted, detection
 from nrgpt.dynamics.paths import basins, plane
 from nrgpt.dynamics.plots import slice_figure
 from nrgpt.dynamics.relax import Stop
-from nrgpt.runs import load_run
+from nrgpt.train.runs import load_run
 
 torch.manual_seed(0)
 run, figures = Path(sys.argv[1]), Path(sys.argv[2])

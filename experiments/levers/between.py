@@ -12,12 +12,12 @@ import torch.nn.functional as F
 import typer
 from torch import Tensor, nn
 
-from nrgpt.block import EnergyBlock
-from nrgpt.energy import FEEDFORWARD, AttentionEnergy, Readout
-from nrgpt.energy.feedforward import FF2W
-from nrgpt.init import RULES, blank, initialise, normal
-from nrgpt.model import LanguageModel
-from nrgpt.transformer import Attention, FeedForward
+from nrgpt.model.block import EnergyBlock
+from nrgpt.model.energy import FEEDFORWARD, AttentionEnergy, Readout
+from nrgpt.model.energy.feedforward import FF2W
+from nrgpt.model.init import RULES, blank, initialise, normal
+from nrgpt.model.network import LanguageModel
+from nrgpt.model.transformer import Attention, FeedForward
 
 
 class Beside(nn.Module):

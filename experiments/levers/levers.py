@@ -15,13 +15,13 @@ import torch
 import typer
 from torch import Tensor, nn
 
-from nrgpt.model import LanguageModel
-from nrgpt.overrides import override
-from nrgpt.presets import CERTIFIED, PRESETS
+from nrgpt.model.network import LanguageModel
 from nrgpt.reproduce.common import grouped, markdown, write_text
 from nrgpt.train.config import TrainConfig
 from nrgpt.train.data import open_dataset, prepare_dataset
 from nrgpt.train.optim import make_optimisers, rate_at, set_rate
+from nrgpt.train.overrides import override
+from nrgpt.train.presets import CERTIFIED, PRESETS
 
 HERE = Path(__file__).parent
 BASE = (

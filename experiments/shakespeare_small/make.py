@@ -4,7 +4,7 @@ import json
 import statistics
 from pathlib import Path
 
-from nrgpt.config import from_dict
+from nrgpt.check import from_dict
 from nrgpt.dynamics.figures import new_figure, save
 from nrgpt.reproduce.common import facts, markdown, spread, with_seconds, write_text
 from nrgpt.train.config import TrainConfig

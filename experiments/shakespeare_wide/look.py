@@ -7,8 +7,8 @@ import sys
 
 import torch
 
-from nrgpt.evaluate.loss import split_loss
-from nrgpt.runs import load_run
+from nrgpt.measure.loss import split_loss
+from nrgpt.train.runs import load_run
 
 
 def main(words: list[str]) -> None:

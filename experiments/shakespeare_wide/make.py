@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from nrgpt.config import from_dict
+from nrgpt.check import from_dict
 from nrgpt.dynamics.figures import new_figure, save
 from nrgpt.reproduce.common import facts, markdown, with_seconds, write_text
 from nrgpt.train.config import TrainConfig

@@ -17,12 +17,12 @@ import typer
 from torch import Tensor
 
 from nrgpt.data.shards import Dataset
-from nrgpt.model import LanguageModel
-from nrgpt.overrides import override
-from nrgpt.presets import PRESETS
+from nrgpt.model.network import LanguageModel
 from nrgpt.reproduce.common import markdown, write_text
 from nrgpt.train.config import TrainConfig
 from nrgpt.train.optim import make_optimisers, rate_at, set_rate
+from nrgpt.train.overrides import override
+from nrgpt.train.presets import PRESETS
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "levers"))

@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from nrgpt.config import ModelConfig, from_dict
-from nrgpt.model import LanguageModel
+from nrgpt.check import from_dict
+from nrgpt.model.config import ModelConfig
+from nrgpt.model.network import LanguageModel
 from nrgpt.reproduce.common import markdown, write_text
 from nrgpt.train.report import read_metrics
 

@@ -7,13 +7,13 @@
 Importing this package loads torch and nothing heavier.
 """
 
-from .certificate import Certificate, Finding, Guarantee
-from .config import ModelConfig
 from .dynamics.trajectory import Step, Trajectory, stream_trajectory, trajectory
-from .energy import EnergyTerm, Readout, TotalEnergy
 from .hf.registration import watch
-from .model import LanguageModel, ParameterCounts
-from .released import load_released
+from .interop.released import load_released
+from .model.certificate import Certificate, Finding, Guarantee
+from .model.config import ModelConfig
+from .model.energy import EnergyTerm, Readout, TotalEnergy
+from .model.network import LanguageModel, ParameterCounts
 
 __version__ = "0.1.0"
 

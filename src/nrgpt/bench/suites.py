@@ -9,10 +9,10 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from ..config import ModelConfig
-from ..decoder import CacheKind, Decoder, make_decoder
-from ..flops import flops_per_token
-from ..model import LanguageModel
+from ..decode.decoder import CacheKind, Decoder, make_decoder
+from ..model.config import ModelConfig
+from ..model.flops import flops_per_token
+from ..model.network import LanguageModel
 from ..train.config import OptimiserConfig
 from ..train.optim import make_optimisers
 from ..train.packed_step import PackedStep

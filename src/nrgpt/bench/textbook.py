@@ -4,13 +4,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..block import EnergyBlock, Folded
-from ..cache import Cache
-from ..config import ModelConfig
-from ..energy import AttentionEnergy, EnergyTerm
-from ..energy.feedforward import FF2W
-from ..model import LanguageModel
-from ..rate import Free
+from ..decode.cache import Cache
+from ..model.block import EnergyBlock, Folded
+from ..model.config import ModelConfig
+from ..model.energy import AttentionEnergy, EnergyTerm
+from ..model.energy.feedforward import FF2W
+from ..model.network import LanguageModel
+from ..model.rate import Free
 
 
 class TextbookBlock(EnergyBlock):

@@ -15,7 +15,7 @@ from ..train.checkpoint import CheckpointError
 from ..train.faults import TrainingError
 
 if TYPE_CHECKING:
-    from ..runs import Run
+    from ..train.runs import Run
 
 app = typer.Typer(
     help="Energy-based GPTs: train them, watch them, use them.",
@@ -102,8 +102,8 @@ def clear_errors(command: Callable[..., None]) -> Callable[..., None]:
 
 def open_run(folder: Path, step: int | None, device: str) -> "Run":
     """A run, and what was wrong in its folder said aloud."""
-    from ..runs import load_run
     from ..train.distributed import device_named
+    from ..train.runs import load_run
 
     loaded = load_run(folder, step, device=device_named(device))
     for fault in loaded.faults:

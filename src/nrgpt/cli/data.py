@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from ..overrides import override
+from ..train.overrides import override
 from .common import FREE_FORM, clear_errors, data_app, screen
 
 

@@ -11,7 +11,7 @@ from .common import Checkpoint, Device, RunFolder, Steps, app, clear_errors, ope
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..runs import Run
+    from ..train.runs import Run
 
 Texts = Annotated[int, typer.Option(help="Validation texts, each as long as the context.")]
 

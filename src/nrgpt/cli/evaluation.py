@@ -20,8 +20,8 @@ from .common import (
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..evaluate.loss import Bits, SplitLoss
-    from ..runs import Run
+    from ..measure.loss import Bits, SplitLoss
+    from ..train.runs import Run
 
 
 @app.command()
@@ -117,7 +117,7 @@ def losses(loaded: "Run", split: str, steps: int | None, stride: int | None) -> 
     """The loss, in nats and in bits of text, and the accuracy on ListOps: shown, and for JSON."""
     import dataclasses
 
-    from ..evaluate.loss import bits_of_text, split_loss
+    from ..measure.loss import bits_of_text, split_loss
 
     dataset = loaded.dataset()
     tokens = dataset.tokens(split)
@@ -133,7 +133,7 @@ def losses(loaded: "Run", split: str, steps: int | None, stride: int | None) -> 
     }
     if loaded.cfg.data.task == "listops":
         from ..data.listops import read_tests
-        from ..evaluate.listops import listops_accuracy
+        from ..measure.listops import listops_accuracy
 
         tests = read_tests(dataset.folder)
         result = listops_accuracy(

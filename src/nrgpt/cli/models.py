@@ -40,7 +40,7 @@ def sample(
     """Let a trained model continue a text; it is printed as it comes."""
     import torch
 
-    from ..generate import Sampling, stream
+    from ..decode.generate import Sampling, stream
 
     loaded = open_run(run, step, device)
     is_listops = loaded.cfg.data.task == "listops"
@@ -110,7 +110,7 @@ def trajectory(
     from ..dynamics.figures import token_label, write_figures
     from ..dynamics.page import write_page
     from ..dynamics.trajectory import trajectory as watch
-    from ..model import IGNORED_TARGET
+    from ..model.network import IGNORED_TARGET
 
     loaded = open_run(run, step, device)
     if text is None:
@@ -153,7 +153,7 @@ def bench(
 
     from ..bench.suites import SUITES
     from ..bench.suites import profile as profile_training
-    from ..config import check_choice
+    from ..check import check_choice
     from ..kernels.dispatch import explain
     from ..train.distributed import device_named
 

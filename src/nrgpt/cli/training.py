@@ -9,16 +9,16 @@ from typing import Annotated, Any
 
 import typer
 
-from ..overrides import override
 from ..train.faults import EXIT_CODES
+from ..train.overrides import override
 from .common import FREE_FORM, Overrides, app, clear_errors, screen
 
 EXIT_TEXT = "; ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items())
 
 
 def preset(name: str) -> Any:
-    from ..config import suggestion
-    from ..presets import PRESETS
+    from ..check import suggestion
+    from ..train.presets import PRESETS
 
     if name not in PRESETS:
         raise ValueError(f"there is no preset {name!r}{suggestion(name, PRESETS)}")
@@ -80,7 +80,7 @@ def presets() -> None:
 
     As PRESET: our recipe. PRESET_paper: the paper's text. PRESET_released: its authors' code.
     """
-    from ..presets import PRESETS
+    from ..train.presets import PRESETS
 
     for name, make in sorted(PRESETS.items()):
         cfg = make()
@@ -110,7 +110,7 @@ def sweep(
 
     nrgpt sweep listops_nrgpt_ff2w --grid listops_widths seed=0,1,2 --packed 16
     """
-    from ..sweep import run_sweep
+    from ..train.sweep import run_sweep
 
     run_sweep(
         name,

@@ -31,7 +31,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..config import check, check_choice, strict
+from ..check import check, check_choice, strict
 from .shards import write_dataset
 from .tokenizer import SymbolTokenizer
 

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..config import check, check_choice
+from ..check import check, check_choice
 from .tokenizer import Tokenizer, load_tokenizer
 
 FORMAT = 1

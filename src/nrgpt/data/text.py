@@ -25,7 +25,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress, TextColumn
 
-from ..config import check
+from ..check import check
 from .documents import (
     PIECE_CHARACTERS,
     Document,

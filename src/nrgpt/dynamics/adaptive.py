@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..block import Etas
-from ..cache import Cache
-from ..decoder import Decoder
-from ..generate import evaluating
-from ..model import IGNORED_TARGET, LanguageModel
+from ..decode.cache import Cache
+from ..decode.decoder import Decoder
+from ..decode.generate import evaluating
+from ..model.block import Etas
+from ..model.network import IGNORED_TARGET, LanguageModel
 from .field import look_among
 from .relax import Sight, Stop, relax
 

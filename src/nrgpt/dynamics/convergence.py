@@ -18,10 +18,10 @@ import torch
 from rich.progress import track
 from torch import Tensor
 
-from ..config import check
-from ..energy.total import Extra
-from ..generate import evaluating
-from ..model import LanguageModel
+from ..check import check
+from ..decode.generate import evaluating
+from ..model.energy.total import Extra
+from ..model.network import LanguageModel
 from .field import Field
 from .meaning import rank_correlation
 from .relax import relax

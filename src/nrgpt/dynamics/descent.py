@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..energy.total import Extra
-from ..generate import evaluating
-from ..model import LanguageModel
+from ..decode.generate import evaluating
+from ..model.energy.total import Extra
+from ..model.network import LanguageModel
 from .field import Field
 
 

@@ -11,11 +11,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..block import Etas
-from ..cache import Seen
-from ..energy import AttentionEnergy, EnergyTerm, Readout
-from ..energy.total import Extra, read
-from ..model import LanguageModel
+from ..decode.cache import Seen
+from ..model.block import Etas
+from ..model.energy import AttentionEnergy, EnergyTerm, Readout
+from ..model.energy.total import Extra, read
+from ..model.network import LanguageModel
 
 
 class Look(NamedTuple):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..data.tokenizer import Tokenizer
-from ..model import IGNORED_TARGET
+from ..model.network import IGNORED_TARGET
 from .trajectory import Trajectory
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..config import check
-from ..energy.total import Extra
-from ..model import LanguageModel
-from ..norm import LayerNorm, NoNorm
+from ..check import check
+from ..model.energy.total import Extra
+from ..model.network import LanguageModel
+from ..model.norm import LayerNorm, NoNorm
 from .field import Field
 
 Function = Callable[[Tensor], Tensor]

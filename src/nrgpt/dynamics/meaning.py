@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..config import check
-from ..model import LanguageModel
+from ..check import check
+from ..model.network import LanguageModel
 from .trajectory import trajectory
 
 

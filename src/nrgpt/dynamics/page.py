@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..model import IGNORED_TARGET
+from ..model.network import IGNORED_TARGET
 from .trajectory import Trajectory
 
 

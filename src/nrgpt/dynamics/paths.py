@@ -6,7 +6,7 @@ import torch
 from rich.progress import track
 from torch import Tensor
 
-from ..config import check
+from ..check import check
 from .landscape import Flat, Function, gradient, minimise
 
 

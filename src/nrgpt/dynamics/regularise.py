@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..cache import Seen
-from ..certificate import Finding, Guarantee
-from ..config import check
-from ..energy import EnergyTerm, Readout
-from ..generate import evaluating
-from ..model import LanguageModel
+from ..check import check
+from ..decode.cache import Seen
+from ..decode.generate import evaluating
+from ..model.certificate import Finding, Guarantee
+from ..model.energy import EnergyTerm, Readout
+from ..model.network import LanguageModel
 from .schedules import Schedule
 
 

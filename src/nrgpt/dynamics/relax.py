@@ -10,10 +10,10 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from ..config import check, check_choice
-from ..energy.total import Extra
-from ..generate import evaluating
-from ..model import LanguageModel
+from ..check import check, check_choice
+from ..decode.generate import evaluating
+from ..model.energy.total import Extra
+from ..model.network import LanguageModel
 from .field import Field, Look
 from .solvers import Plain, Solver
 

@@ -12,7 +12,7 @@
 import math
 from collections.abc import Callable
 
-from ..config import check
+from ..check import check
 
 Schedule = Callable[[int], float]
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..config import check
+from ..check import check
 from .field import Field, Look
 
 

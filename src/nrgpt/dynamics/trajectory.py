@@ -17,10 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..block import EnergyBlock, Etas
-from ..energy.total import Extra, read
-from ..generate import evaluating
-from ..model import IGNORED_TARGET, LanguageModel
+from ..decode.generate import evaluating
+from ..model.block import EnergyBlock, Etas
+from ..model.energy.total import Extra, read
+from ..model.network import IGNORED_TARGET, LanguageModel
 
 LOGITS_AT_ONCE = 1 << 22
 """Logits held at a time: read out for all tokens at once, a large vocabulary would need more memory

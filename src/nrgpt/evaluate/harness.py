@@ -6,7 +6,7 @@
 Long texts. Of a context that does not fit before its continuation, the last tokens are kept; how
 often that happened is in ``truncated``. A continuation is never cut: one longer than the model's
 context is an error. ``loglikelihood_rolling`` reads texts of any length in the harness's windows;
-``generate_until`` sees a text that outgrows the context as nrgpt.generate does.
+``generate_until`` sees a text that outgrows the context as nrgpt.decode.generate does.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,10 +18,10 @@ from rich.progress import track
 from torch import Tensor
 
 from ..data.tokenizer import GPT2Tokenizer, SymbolTokenizer
-from ..decoder import Decoder
-from ..generate import Sampling, evaluating
-from ..runs import Run, load_run
+from ..decode.decoder import Decoder
+from ..decode.generate import Sampling, evaluating
 from ..train.distributed import device_named
+from ..train.runs import Run, load_run
 from .extras import need
 
 need("lm_eval", "nrgpt.evaluate.harness")

@@ -23,11 +23,11 @@ from rich.progress import track
 from rich.table import Table
 from torch.nn.utils.rnn import pad_sequence
 
-from ..config import suggestion
-from ..generate import evaluating
-from ..runs import Run
+from ..check import suggestion
+from ..decode.generate import evaluating
+from ..measure.listops import Score
+from ..train.runs import Run
 from .extras import need
-from .listops import Score
 
 MMLU = "NRGPT_MMLU"
 """Environment variable: the folder of the csv files, instead of the Hub."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..train.checkpoint import write_atomically
+from ..files import write_atomically
 
 FILE = "evaluation.json"
 

@@ -5,11 +5,11 @@ import re
 import torch
 from rich.progress import Progress
 
-from ..config import check
+from ..check import check
 from ..data.shards import TokenStream
 from ..data.tokenizer import GPT2Tokenizer, SymbolTokenizer, Tokenizer
-from ..generate import Sampling, stream
-from ..runs import Run
+from ..decode.generate import Sampling, stream
+from ..train.runs import Run
 
 LOOKED_AT = 32
 """Tokens between two looks at whether the texts are long enough."""

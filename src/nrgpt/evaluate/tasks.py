@@ -8,9 +8,9 @@ from typing import Any
 
 from rich.table import Table
 
-from ..runs import Run
+from ..measure.listops import Score
+from ..train.runs import Run
 from .extras import need
-from .listops import Score
 from .mmlu import MMLU, MMLUResult, is_mmlu, mmlu_tasks, subjects_of
 
 SEED = 1234

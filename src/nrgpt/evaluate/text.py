@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from rich.progress import track
 from rich.table import Table
 
-from ..hf.weights import check_folder
+from ..interop.weights import check_folder
 from .extras import need
 from .grammar import Grammar, grammar, sentences
 

@@ -12,9 +12,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ..interop.gpt2 import from_gpt2, to_gpt2
     from .configuration import NRGPTConfig
     from .export import export_run
-    from .gpt2 import from_gpt2, to_gpt2
     from .lora import as_linear, as_parameters
     from .modeling import NRGPTForCausalLM, NRGPTModel, NRGPTOutput
     from .past import NRGPTCache
@@ -29,9 +29,9 @@ WHERE = {
     "as_linear": "lora",
     "as_parameters": "lora",
     "export_run": "export",
-    "from_gpt2": "gpt2",
+    "from_gpt2": ".interop.gpt2",
     "push_run": "push",
-    "to_gpt2": "gpt2",
+    "to_gpt2": ".interop.gpt2",
 }
 EXTRA = ("huggingface_hub", "tokenizers", "transformers")
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from ..config import ModelConfig
-from ..runs import Run
+from ..model.config import ModelConfig
+from ..train.runs import Run
 
 FIGURE = "energies.png"
 TESTED = "transformers 5.22, tokenizers 0.23, peft 0.21, torch 2.13"

@@ -2,7 +2,8 @@
 
 transformers' loader of remote code wants all files in one folder, with imports of the form
 ``from .name import ...``. So the modules that the wrappers need are copied under flat names
-(nrgpt.energy.term becomes nrgpt_energy_term.py) with their imports rewritten. What a function would
+(nrgpt.model.energy.term becomes nrgpt_model_energy_term.py), with their imports rewritten. What a
+function would
 import only when called (nrgpt's own generate) is left out, and says so when called.
 """
 

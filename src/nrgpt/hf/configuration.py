@@ -5,7 +5,8 @@ from typing import Any
 
 from transformers import GenerationConfig, PreTrainedConfig
 
-from ..config import ModelConfig, suggestion
+from ..check import suggestion
+from ..model.config import ModelConfig
 
 FIELDS = tuple(field.name for field in dataclasses.fields(ModelConfig))
 THEIRS = {field.name for field in dataclasses.fields(PreTrainedConfig)} | {

@@ -9,8 +9,8 @@ from typing import Any
 from transformers import GenerationConfig
 
 from ..data.tokenizer import GPT2Tokenizer, SymbolTokenizer, Tokenizer
-from ..model import LanguageModel
-from ..runs import Run, load_run
+from ..model.network import LanguageModel
+from ..train.runs import Run, load_run
 from .card import write_card
 from .configuration import NRGPTConfig
 from .modeling import NRGPTForCausalLM

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from ..config import suggestion
+from ..check import suggestion
 
 Model = TypeVar("Model", bound=nn.Module)
 

@@ -16,13 +16,13 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.utils import ModelOutput
 
-from ..config import suggestion
+from ..check import suggestion
+from ..interop.weights import align_memory, check_folder
 from ..kernels.loss import IGNORED_TARGET, plain_loss
-from ..model import LanguageModel
+from ..model.network import LanguageModel
 from .configuration import NRGPTConfig
 from .padding import Aligned, align
 from .past import NRGPTCache
-from .weights import align_memory, check_folder
 
 
 @dataclass

@@ -6,17 +6,18 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache as TransformersCache
 
-from ..cache import Cache
+from ..decode.cache import Cache
 
 
 class NRGPTCache(TransformersCache):
-    """Keys of the real tokens of each row, left-aligned (see nrgpt.cache), and what else the next
+    """Keys of the real tokens of each row, left-aligned (see nrgpt.decode.cache), and what else the
+    next
     call must know: these tokens themselves; the columns of input_ids seen so far, padding included;
     the number of inference steps, since keys are kept for each of them; and what blocks prepare
     once for all calls.
 
     A text that outgrows the context is seen from its last three quarters of a context on, as in
-    nrgpt.generate, and all keys are computed anew.
+    nrgpt.decode.generate, and all keys are computed anew.
     """
 
     def __init__(self, capacity: int):

@@ -6,7 +6,7 @@ from pathlib import Path
 from huggingface_hub import HfApi, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
-from ..runs import load_run
+from ..train.runs import load_run
 from .export import export_run
 
 HTTP_ERROR: type[Exception] = next(

@@ -19,7 +19,7 @@ from torch import Tensor
 from .dispatch import choose_attention, is_fused_without_gradient, is_packed, is_tiled
 
 if TYPE_CHECKING:
-    from ..cache import Seen
+    from ..decode.cache import Seen
 
 TILE = 256
 """Queries at a time where heads are too wide for flash kernels."""

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import typer
 
+from ..check import from_dict
 from ..cli.common import clear_errors
-from ..config import from_dict
 from ..train.config import TrainConfig
 from .training import train_pack
 

@@ -24,9 +24,9 @@ from typing import Any
 
 import numpy as np
 
-from ..overrides import override
-from ..train.checkpoint import write_atomically
+from ..files import write_atomically
 from ..train.config import TrainConfig
+from ..train.overrides import override
 from ..train.report import environment, read_metrics
 from ..train.speed import training_flops_per_token
 from .training import FAILED, refuse_other_configuration, screen, train_all

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..config import check_choice
+from ..check import check_choice
 from ..dynamics.convergence import settling_order
 from ..dynamics.figures import energy_figure, save
 from ..dynamics.trajectory import Trajectory, trajectory
-from ..overrides import replace
-from ..presets import PRESETS
-from ..runs import load_run
 from ..train.distributed import device_named
+from ..train.overrides import replace
+from ..train.presets import PRESETS
+from ..train.runs import load_run
 from .common import Case, Row, carry_out, failures, grouped, markdown, write_text
 
 TOKENS = 64

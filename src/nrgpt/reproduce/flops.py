@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from ..config import ModelConfig
-from ..flops import flops_per_token, parts_per_step
-from ..model import LanguageModel
-from ..presets import CERTIFIED, MODELS, PRESETS, paper_model
+from ..model.config import ModelConfig
+from ..model.flops import flops_per_token, parts_per_step
+from ..model.network import LanguageModel
+from ..train.presets import CERTIFIED, MODELS, PRESETS, paper_model
 from ..train.speed import counted_flops_per_token
 from .common import Row, markdown, write_text
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from ..config import check_choice
+from ..check import check_choice
 from ..dynamics.figures import new_figure, save
-from ..overrides import replace
-from ..presets import LISTOPS_WIDTHS, PRESETS
+from ..train.overrides import replace
+from ..train.presets import LISTOPS_WIDTHS, PRESETS
 from .common import Case, Row, carry_out, failures, grouped, markdown, means, spread, write_text
 from .fit import LEVEL, Transition, find_transition, interpolated, shown
 from .training import screen

@@ -10,16 +10,16 @@ from typing import Any
 
 import torch
 
-from ..config import check_choice
+from ..check import check_choice
 from ..dynamics.figures import new_figure, save
-from ..evaluate.loss import split_loss
-from ..overrides import replace
-from ..presets import GRIDS, MODELS, PRESETS
-from ..runs import load_run
+from ..measure.loss import split_loss
 from ..train.config import TrainConfig
 from ..train.distributed import device_named
+from ..train.overrides import replace
 from ..train.precision import autocast
+from ..train.presets import GRIDS, MODELS, PRESETS
 from ..train.report import read_metrics
+from ..train.runs import load_run
 from . import texts
 from .common import Case, Row, carry_out, failures, grouped, markdown, means, spread, write_text
 

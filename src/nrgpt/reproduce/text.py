@@ -11,19 +11,19 @@ from typing import Any
 
 import torch
 
-from ..config import check_choice
+from ..check import check_choice
 from ..data.shards import Dataset
 from ..dynamics.figures import new_figure, save
-from ..evaluate.listops import Score
-from ..evaluate.loss import SplitLoss, bits_of_text, split_loss
 from ..evaluate.mmlu import ask, introduction, pooled, standard_error, subjects_of
 from ..evaluate.samples import first_words
-from ..overrides import replace
-from ..presets import PRESETS
-from ..runs import load_run
+from ..measure.listops import Score
+from ..measure.loss import SplitLoss, bits_of_text, split_loss
 from ..train.distributed import device_named
+from ..train.overrides import replace
 from ..train.precision import autocast
+from ..train.presets import PRESETS
 from ..train.report import read_metrics
+from ..train.runs import load_run
 from . import texts
 from .common import (
     Case,

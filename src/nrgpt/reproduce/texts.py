@@ -9,9 +9,9 @@ from typing import Any
 from ..evaluate.extras import MissingExtra
 from ..evaluate.samples import human_texts, model_texts
 from ..evaluate.text import TITLES, Measure, distinct_n, measures_to_load, text_metrics
-from ..runs import Run
-from ..train.checkpoint import write_atomically
+from ..files import write_atomically
 from ..train.distributed import device_named
+from ..train.runs import Run
 from .common import Row, put_rows
 from .training import screen
 

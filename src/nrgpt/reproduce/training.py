@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ..data.shards import Dataset
+from ..files import write_atomically
 from ..train import checkpoint
 from ..train.config import BOOKKEEPING, TrainConfig
 from ..train.faults import DIVERGED, INTERRUPTED, Interrupt, TrainingError
@@ -105,7 +106,7 @@ def train_pack(cfgs: Sequence[TrainConfig], runs: Sequence[Path]) -> None:
             except TrainingError as error:
                 if error.code != DIVERGED:
                     raise
-                checkpoint.write_atomically(run / FAILED, json.dumps({"error": str(error)}) + "\n")
+                write_atomically(run / FAILED, json.dumps({"error": str(error)}) + "\n")
 
 
 def train_all(runs: Pack, processes: int) -> Iterator[Pack]:

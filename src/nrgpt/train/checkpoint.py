@@ -10,7 +10,6 @@ A checkpoint is written under another name, flushed to the disk, and renamed whe
 final name is complete. Nothing valid is ever overwritten or removed before its successor stands.
 """
 
-import hashlib
 import json
 import os
 import shutil
@@ -26,6 +25,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
 from ..data.shards import Dataset
+from ..files import fingerprint, flush
 
 FILES = ("model.safetensors", "optimiser.safetensors", "state.json")
 
@@ -152,35 +152,6 @@ def set_aside(path: Path, why: str) -> Path:
     aside = path.with_name(f"{why}-{path.name}")
     shutil.rmtree(aside, ignore_errors=True)
     return path.rename(aside)
-
-
-def fingerprint(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        return {
-            "bytes": path.stat().st_size,
-            "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
-        }
-
-
-def flush(path: Path) -> None:
-    """Have the disk hold it, not only the operating system."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a small file by a whole new one, or leave it as it was."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        unfinished.write_text(text)
-        flush(unfinished)
-        unfinished.replace(path)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
 
 
 def gathered(tensor: Tensor) -> Tensor:

@@ -3,8 +3,9 @@
 import math
 from typing import Literal
 
-from ..config import ModelConfig, check, strict
+from ..check import check, strict
 from ..data.listops import ListOpsConfig
+from ..model.config import ModelConfig
 
 
 @strict

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..data.listops import prepare_listops
 from ..data.shards import Dataset
-from .checkpoint import write_atomically
+from ..files import write_atomically
 from .config import DataConfig
 
 DATA = "NRGPT_DATA"

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from ..config import check_choice
-from ..model import LanguageModel
+from ..check import check_choice
+from ..model.network import LanguageModel
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..config import from_dict
-from ..evaluate.loss import estimated_loss
-from ..model import LanguageModel
+from ..check import from_dict
+from ..files import write_atomically
+from ..measure.loss import estimated_loss
+from ..model.network import LanguageModel
 from . import checkpoint
 from .config import BOOKKEEPING, TrainConfig
 from .data import keep_tokenizer, open_dataset, prepare_dataset
@@ -62,8 +63,8 @@ def check_config(cfg: TrainConfig, run: Path) -> None:
                 f"{run} holds a run of another configuration ({'; '.join(changed)}); choose "
                 "another folder with --to, or remove this one"
             )
-    checkpoint.write_atomically(path, json.dumps(dataclasses.asdict(cfg), indent=1))
-    checkpoint.write_atomically(run / "environment.json", json.dumps(environment(), indent=1))
+    write_atomically(path, json.dumps(dataclasses.asdict(cfg), indent=1))
+    write_atomically(run / "environment.json", json.dumps(environment(), indent=1))
 
 
 def differences(path: Path, cfg: TrainConfig) -> dict[str, str]:

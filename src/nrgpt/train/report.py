@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from .checkpoint import write_atomically
+from ..files import write_atomically
 from .config import TrainConfig
 
 console = Console(stderr=True)

@@ -9,11 +9,11 @@ import torch
 
 from ..data.listops import read_tests
 from ..data.shards import Dataset
-from ..evaluate.listops import listops_accuracy
-from ..evaluate.loss import split_loss
-from ..generate import generate
-from ..model import LanguageModel
-from .checkpoint import write_atomically
+from ..decode.generate import generate
+from ..files import write_atomically
+from ..measure.listops import listops_accuracy
+from ..measure.loss import split_loss
+from ..model.network import LanguageModel
 from .config import TrainConfig
 from .precision import autocast
 from .report import plot_losses

@@ -2,7 +2,7 @@
 tokenizer, and one checkpoint without its optimiser.
 
 >>> from nrgpt import zoo
->>> from nrgpt.runs import load_run
+>>> from nrgpt.train.runs import load_run
 >>> run = load_run(zoo.folder("listops_30_steps"))
 >>> run.model.cfg.steps
 30
@@ -14,7 +14,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..config import suggestion
+from ..check import suggestion
 
 FOLDER = Path(__file__).parent
 PREFIX = "zoo:"

@@ -1,0 +1,1 @@
+"""Losses of whole splits, and ListOps accuracy."""

@@ -1,0 +1,1 @@
+"""The model: its configuration, energies, steps and certificate."""

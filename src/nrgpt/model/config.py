@@ -1,0 +1,141 @@
+"""What decides a model: its shape, its energy, and where its weights start."""
+
+import math
+from typing import Literal
+
+from ..check import check, check_choice, strict
+from .energy.feedforward import FEEDFORWARD
+
+
+@strict
+class ModelConfig:
+    """Everything that decides a LanguageModel's shape and its starting point.
+
+    The defaults follow the paper's text. Fields that only one kind of block reads are marked:
+    [nrgpt], or [baselines] for gpt, rgpt and rgpt_parallel.
+    """
+
+    vocab_size: int = 50_257
+    context: int = 1_024
+    """Longest sequence, in tokens; positions are learned."""
+    width: int = 768
+    """D, the size of a token's state."""
+    heads: int = 12
+    steps: int = 12
+    """T: inference steps of a recurrent block; for gpt, the number of distinct blocks."""
+    block: Literal["nrgpt", "gpt", "rgpt", "rgpt_parallel"] = "nrgpt"
+
+    mask: Literal["strict", "released", "inclusive"] = "strict"
+    """[nrgpt] Which tokens B a token A attends to: B < A; B <= A as the authors' code does it,
+    whose update is no gradient; B <= A with the exact gradient."""
+    coupling: Literal["low_rank", "full"] = "low_rank"
+    """[nrgpt] J_h = W_K^T W_Q of rank width / heads, or one full D x D matrix per head."""
+    beta: float | None = None
+    """Inverse temperature of the attention scores; None is 1 / sqrt(width / heads)."""
+    learn_alpha: bool = True
+    """[nrgpt] A learnable weight alpha_h for each head's energy."""
+    alpha_init: float = 1.0
+    """[nrgpt] Where alpha begins: how strong attention is beside the feed-forward part."""
+
+    feedforward: str = "ff2w"
+    """[nrgpt] Feed-forward energy: ff1, ff2w, ff2, memory, or one you registered."""
+    potential: Literal["relu2", "gelu", "softplus", "softplus2"] = "relu2"
+    """[nrgpt] F of feedforward="memory"."""
+    activation: Literal["gelu", "gelu_tanh", "relu"] = "gelu"
+    """sigma of ff1, ff2w, ff2 and of the baselines; gelu_tanh is GPT-2's approximation."""
+    hidden_factor: int = 4
+    """Hidden size of the feed-forward part, in units of width."""
+    bias: bool = False
+    """Biases in the feed-forward part (in the baselines, in the attention's output too)."""
+    attention_bias: bool = False
+    """[baselines] Biases of queries, keys and values."""
+    feedforward_scale: bool = False
+    """[nrgpt] A learnable factor before the feed-forward energy."""
+
+    norm: Literal["layernorm", "rmsnorm", "none"] = "layernorm"
+    norm_eps: float = 1e-5
+    learn_gamma: bool = True
+    """Learn gamma of the block's norm (fixed at 1 otherwise)."""
+    learn_delta: bool = True
+    """Learn delta of the block's LayerNorm (fixed at 0 otherwise; RMSNorm has none)."""
+    separate_norms: bool = False
+    """[rgpt_parallel] One norm before attention and another before the feed-forward part."""
+
+    rate: Literal[
+        "identity",
+        "scalar",
+        "gamma",
+        "gamma_per_step",
+        "free",
+        "free_per_step",
+        "free_per_term",
+        "psd_skew",
+        "psd_skew_per_step",
+        "state",
+    ] = "free"
+    """[nrgpt] The inference rate eta; see nrgpt.model.rate for what each promises."""
+    rate_init: Literal["identity", "random"] = "identity"
+    """[nrgpt] Where a matrix eta starts: at rate_scale times 1, or at random (std init_std)."""
+    rate_scale: float = 1.0
+    """[nrgpt] The initial size c of eta."""
+    rate_rank: int | None = None
+    """[nrgpt] Rows D' of U in eta = U^T U + V - V^T; None is width."""
+
+    tied: bool = True
+    """The head's weights are the token embedding's."""
+    head_bias: bool = False
+    dropout: float = 0.0
+    """On the embeddings and on each applied update, never inside a force."""
+    init_std: float = 0.02
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "context", "width", "heads", "steps", "hidden_factor"):
+            value = getattr(self, name)
+            check(value >= 1, name, value, "at least 1")
+        splits_width = not (self.block == "nrgpt" and self.coupling == "full")
+        divides = self.width % self.heads == 0 or not splits_width
+        check(divides, "heads", self.heads, f"a divisor of width = {self.width}")
+        check_choice("feedforward", self.feedforward, FEEDFORWARD)
+        check(0 <= self.dropout < 1, "dropout", self.dropout, "in [0, 1)")
+        for name in ("beta", "alpha_init", "rate_scale", "init_std", "rate_rank"):
+            value = getattr(self, name)
+            is_positive = value is None or 0 < value < math.inf
+            check(is_positive, name, value, "positive and finite")
+        eps_is_fine = 0 <= self.norm_eps < math.inf
+        check(eps_is_fine, "norm_eps", self.norm_eps, "at least 0 and finite")
+        self.check_no_idle_options()
+
+    def check_no_idle_options(self) -> None:
+        """An option that would change nothing is a misunderstanding. (Fields of other blocks may
+        stand: a comparison changes ``block`` and nothing else.)"""
+        if self.block != "nrgpt":
+            return
+        has_matrix = self.rate.startswith(("free", "psd_skew"))
+        has_root = self.rate.startswith("psd_skew")
+        for name, is_idle, beside in (
+            ("separate_norms", self.separate_norms, "block"),
+            ("attention_bias", self.attention_bias, "block"),
+            ("potential", self.feedforward in ("ff1", "ff2w", "ff2"), "feedforward"),
+            ("alpha_init", not self.learn_alpha, "learn_alpha"),
+            ("rate_scale", self.rate == "identity", "rate"),
+            ("rate_init", not has_matrix, "rate"),
+            ("rate_rank", not has_root, "rate"),
+        ):
+            value = getattr(self, name)
+            is_default = value == type(self).__dataclass_fields__[name].default
+            why = f"left alone: {beside} = {getattr(self, beside)!r} makes no use of it"
+            check(is_default or not is_idle, name, value, why)
+
+    @property
+    def head_width(self) -> int:
+        """Y = D / H."""
+        return self.width // self.heads
+
+    @property
+    def score_scale(self) -> float:
+        """beta as a number."""
+        return (self.width / self.heads) ** -0.5 if self.beta is None else self.beta
+
+    @property
+    def hidden(self) -> int:
+        return self.hidden_factor * self.width

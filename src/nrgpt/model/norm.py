@@ -1,0 +1,110 @@
+"""g = norm(x): LayerNorm, RMSNorm or none, with the Jacobians that the descent proofs use.
+
+With r the token's scale and u = (x - mu) / r the normalised token, g = Gamma u + delta, and
+
+    dg/dx = (1/r) Gamma P,    P = I - u u^T / D              (RMSNorm)
+                              P = I - 1 1^T / D - u u^T / D  (LayerNorm)
+
+exactly, for every eps >= 0. At eps = 0, P has one null direction for RMSNorm, x, and two for
+LayerNorm, x - mu and 1. (The paper prints I - u u^T with a u of norm sqrt(D), which is not
+positive semi-definite, and misses LayerNorm's second null direction.)
+"""
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .init import blank
+
+if TYPE_CHECKING:
+    from .config import ModelConfig
+
+
+class Norm(nn.Module, ABC):
+    gamma: Tensor | None
+
+    @abstractmethod
+    def forward(self, x: Tensor) -> Tensor:
+        """g of x, shape (..., D)."""
+
+    @abstractmethod
+    def scale(self, x: Tensor) -> Tensor:
+        """r, shape (..., 1)."""
+
+    @abstractmethod
+    def project(self, x: Tensor, v: Tensor) -> Tensor:
+        """P v: what of a move along v changes the normalised token u, up to 1/r."""
+
+    def jacobian(self, x: Tensor) -> Tensor:
+        """dg/dx at each token, shape (..., D, D)."""
+        D = x.shape[-1]
+        eye = torch.eye(D, dtype=x.dtype, device=x.device)
+        # P is symmetric, so projecting the rows of the identity gives its rows.
+        P = self.project(x.unsqueeze(-2), eye.expand(*x.shape, D))
+        gamma = torch.ones_like(x[..., :, None]) if self.gamma is None else self.gamma[:, None]
+        return gamma * P / self.scale(x).unsqueeze(-1)
+
+
+class LayerNorm(Norm):
+    gamma: nn.Parameter
+
+    def __init__(self, width: int, eps: float, learn_gamma: bool, learn_delta: bool):
+        super().__init__()
+        self.eps = eps
+        self.gamma = blank(width, learn=learn_gamma)
+        self.delta = blank(width, learn=learn_delta)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, x.shape[-1:], self.gamma, self.delta, self.eps)
+
+    def scale(self, x: Tensor) -> Tensor:
+        return (x.var(-1, correction=0, keepdim=True) + self.eps).sqrt()
+
+    def project(self, x: Tensor, v: Tensor) -> Tensor:
+        u = (x - x.mean(-1, keepdim=True)) / self.scale(x)
+        return v - v.mean(-1, keepdim=True) - u * (u * v).mean(-1, keepdim=True)
+
+
+class RMSNorm(Norm):
+    gamma: nn.Parameter
+
+    def __init__(self, width: int, eps: float, learn_gamma: bool):
+        super().__init__()
+        self.eps = eps
+        self.gamma = blank(width, learn=learn_gamma)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, x.shape[-1:], self.gamma, self.eps)
+
+    def scale(self, x: Tensor) -> Tensor:
+        return (x.square().mean(-1, keepdim=True) + self.eps).sqrt()
+
+    def project(self, x: Tensor, v: Tensor) -> Tensor:
+        u = x / self.scale(x)
+        return v - u * (u * v).mean(-1, keepdim=True)
+
+
+class NoNorm(Norm):
+    """g = x. The weights then start smaller the more steps there are (see nrgpt.model.init)."""
+
+    gamma = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+    def scale(self, x: Tensor) -> Tensor:
+        return torch.ones_like(x[..., :1])
+
+    def project(self, x: Tensor, v: Tensor) -> Tensor:
+        return v
+
+
+def make_norm(cfg: "ModelConfig", *, learn_gamma: bool = True, learn_delta: bool = True) -> Norm:
+    if cfg.norm == "layernorm":
+        return LayerNorm(cfg.width, cfg.norm_eps, learn_gamma, learn_delta)
+    if cfg.norm == "rmsnorm":
+        return RMSNorm(cfg.width, cfg.norm_eps, learn_gamma)
+    return NoNorm()

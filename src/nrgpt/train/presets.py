@@ -1,0 +1,289 @@
+"""The experiments of the paper, and our own recipes, as functions that make a TrainConfig.
+
+Names are ``<task>_<model>`` for our recipe, with ``_paper`` behind it for what the paper's text
+says and ``_released`` for what its authors' code does. ``nrgpt presets`` lists them all.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal
+
+from ..data.listops import PAPER, RELEASED
+from ..interop.released import released_config
+from ..model.config import ModelConfig
+from .config import DataConfig, OptimiserConfig, TrainConfig
+
+PRESETS: dict[str, Callable[[], TrainConfig]] = {}
+
+MODELS: dict[str, dict[str, Any]] = {
+    "nrgpt_ff1": {"block": "nrgpt", "feedforward": "ff1"},
+    "nrgpt_ff2w": {"block": "nrgpt", "feedforward": "ff2w"},
+    "gpt": {"block": "gpt"},
+    "rgpt": {"block": "rgpt"},
+    "rgpt_parallel": {"block": "rgpt_parallel"},
+}
+CERTIFIED: dict[str, Any] = {
+    "block": "nrgpt",
+    "feedforward": "memory",
+    "potential": "relu2",
+    "hidden_factor": 8,
+    "rate": "gamma_per_step",
+    "learn_alpha": False,
+    "alpha_init": 1.0,
+}
+"""Descent is proved at every step, whatever the weights become (hidden 8 D: as many parameters in
+the feed-forward part as the others)."""
+RELEASED_KINDS = {
+    "nrgpt_ff1": "NRGPT_H_FF1",
+    "nrgpt_ff2w": "NRGPT_H_FF2W",
+    "gpt": "GPT",
+    "rgpt": "GPT_Rec",
+    "rgpt_parallel": "GPT_Rec_parallel",
+}
+
+LISTOPS_WIDTHS = (8, 10, 13, 16, 20, 25, 32, 40, 51, 64, 81, 102, 128, 161, 203, 256)
+"""The 16 widths of the paper's ListOps figure, 2^3 to 2^8 in equal ratios."""
+
+GRIDS: dict[str, dict[str, tuple[Any, ...]]] = {
+    "listops_widths": {"model.width": LISTOPS_WIDTHS},
+    "shakespeare": {
+        "model.width": (32, 64, 128, 256, 380, 512, 768),
+        "model.heads": (1, 2, 8),
+        "model.steps": (3, 6, 8),
+        "optimiser.lr": (1e-3, 7.5e-4, 3e-4, 1e-4),
+        "optimiser.decay": ("cosine", "exponential"),
+        "optimiser.final": (0.1, 0.05, 0.01),
+    },
+}
+"""Named grids for ``nrgpt sweep``: the paper's."""
+
+
+def paper_model(kind: str, **fields: Any) -> ModelConfig:
+    """As in the paper's experiments: full-rank J, strict mask, beta, alpha, tied embedding."""
+    return ModelConfig(coupling="full", **{**MODELS[kind], **fields})
+
+
+def make_model(form: str, kind: str, *, strict_mask: bool = False, **sizes: Any) -> ModelConfig:
+    match form:
+        case "paper":
+            return paper_model(kind, **sizes)
+        case "released":
+            dropout = sizes.pop("dropout", 0.0)
+            cfg = released_config(RELEASED_KINDS[kind], strict_mask=strict_mask, **sizes)
+            return dataclasses.replace(cfg, dropout=dropout)
+    return ModelConfig(**{**MODELS[kind], **sizes})
+
+
+# ListOps -----------------------------------------------------------------------------------------
+
+
+def listops(kind: str, form: str) -> TrainConfig:
+    """The transition experiment at width 64, 5 steps; sweep model.width for the figure."""
+    sizes = {"width": 64, "heads": 1, "steps": 5, "context": 128}
+    data = PAPER if form == "paper" else RELEASED
+    vocabulary = 4 + len(data.functions) + data.numbers
+    if form == "released":
+        vocabulary = 20  # their vocabulary holds six function names, of which the data uses three
+    cfg = TrainConfig(
+        model=make_model(form, kind, strict_mask=True, vocab_size=vocabulary, **sizes),
+        data=DataConfig(task="listops", listops=data),
+        optimiser=OptimiserConfig(lr=5e-4, final=0.04, decay="exponential"),
+        iterations=100_000,
+        batch=64,
+        eval_every=2_500,
+        save_every=2_500,
+        log_every=100,
+        graph=True,
+    )
+    if form in ("paper", "released"):
+        return cfg
+    # No expression of depth 2 is longer than 60 tokens: more positions are parameters for nothing.
+    return dataclasses.replace(
+        cfg,
+        model=dataclasses.replace(cfg.model, heads=4, context=64),
+        optimiser=OptimiserConfig(name="muon", lr=6e-3, muon_lr=0.04, decay="cosine", final=0.05),
+        iterations=12_000,
+        precision="auto",
+    )
+
+
+def energy_figure(steps: int, rate: Literal["identity", "free"]) -> TrainConfig:
+    """ListOps with many steps, whose energies the paper plots."""
+    cfg = listops("nrgpt_ff1", "paper")
+    model = dataclasses.replace(
+        cfg.model,
+        steps=steps,
+        rate=rate,
+        learn_gamma=rate != "identity",
+    )
+    return dataclasses.replace(cfg, model=model, checkpoint_steps=steps > 50)
+
+
+# Shakespeare -------------------------------------------------------------------------------------
+
+SHAKESPEARE_ROWS: dict[str, tuple[dict[str, Any], float]] = {
+    "gpt": ({"width": 64, "heads": 4, "steps": 8}, 5e-3),
+    "rgpt": ({"width": 256, "heads": 1, "steps": 8}, 1e-3),
+    "rgpt_parallel": ({"width": 128, "heads": 1, "steps": 8}, 2e-3),
+    "nrgpt_ff1": ({"width": 512, "heads": 2, "steps": 6}, 3e-4),
+    "nrgpt_ff2w": ({"width": 128, "heads": 1, "steps": 8}, 1e-3),
+}
+"""The paper's table of best configurations: sizes and learning rate."""
+
+
+def shakespeare(kind: str, form: str) -> TrainConfig:
+    """The best configuration of the paper's table (our recipe: 4 heads, Muon)."""
+    sizes, lr = SHAKESPEARE_ROWS[kind]
+    cfg = TrainConfig(
+        model=make_model(form, kind, vocab_size=65, context=256, dropout=0.1, **sizes),
+        data=DataConfig(task="shakespeare"),
+        optimiser=OptimiserConfig(lr=lr),
+        iterations=40_000,
+        batch=64,
+        precision="auto",
+        eval_every=500,
+        save_every=1_000,
+        log_every=50,
+        graph=True,
+    )
+    if form in ("paper", "released"):
+        return cfg
+    return dataclasses.replace(
+        cfg,
+        model=dataclasses.replace(cfg.model, heads=4, dropout=0.05),
+        optimiser=OptimiserConfig(name="muon", lr=2e-3, muon_lr=0.02, final=0.02),
+        iterations=8_000,
+        eval_every=250,
+    )
+
+
+# OpenWebText -------------------------------------------------------------------------------------
+
+OWT_ROWS: dict[str, tuple[dict[str, Any], float, float]] = {
+    "gpt": ({"width": 768, "steps": 12}, 7e-4, 0.1),
+    "rgpt": ({"width": 768, "steps": 12}, 6e-4, 2 / 3),
+    "rgpt_parallel": ({"width": 768, "steps": 12}, 6e-4, 2 / 3),
+    "nrgpt_ff1": ({"width": 768, "steps": 12}, 1e-4, 0.7),
+    "nrgpt_ff2w": ({"width": 768, "steps": 12}, 1e-4, 0.7),
+}
+"""Equal width: sizes, learning rate, its last value as a share."""
+
+OWT_EQUAL_PARAMETERS: dict[str, tuple[dict[str, Any], float, float]] = {
+    "gpt": ({"width": 768, "steps": 12}, 7e-4, 0.1),
+    "rgpt_parallel": ({"width": 1740, "steps": 6}, 6e-4, 0.1),
+    "nrgpt_ff2w": ({"width": 1536, "steps": 6}, 3e-5, 0.1),
+}
+"""Equal parameters (124M to 128M, tied)."""
+OURS_NRGPT: dict[str, Any] = {"alpha_init": 4.0, "rate": "free_per_term"}
+"""What made up for GPT's lead: experiments/text_rates and text_steps."""
+OURS_EQUAL_PARAMETERS: dict[str, Any] = {"width": 1728, "steps": 12}
+"""NRGPT with low-rank heads has fewer parameters than the paper's of the same width: as many as
+GPT take this one (124.5M). Twice the steps: experiments/text_steps."""
+
+
+def openwebtext(kind: str, form: str, equal_parameters: bool = False) -> TrainConfig:
+    """GPT-2 byte pairs, context 1,024, 100,000 iterations (480 sequences each; released: 384)."""
+    sizes, lr, final = (OWT_EQUAL_PARAMETERS if equal_parameters else OWT_ROWS)[kind]
+    cfg = TrainConfig(
+        model=make_model(form, kind, vocab_size=50_304, context=1_024, heads=12, **sizes),
+        data=DataConfig(task="text"),
+        optimiser=OptimiserConfig(lr=lr, final=final, warmup=2_000),
+        iterations=100_000,
+        batch=384 if form == "released" else 480,
+        accumulation=4 if form == "released" else 5,
+        precision="bf16",
+        compile=True,
+        eval_every=1_000,
+        eval_batches=10,
+        save_every=1_000,
+        log_every=10,
+    )
+    if form in ("paper", "released"):
+        return cfg
+    ours = OptimiserConfig(name="muon", lr=6e-4, muon_lr=0.02, warmup=500)
+    cfg = dataclasses.replace(cfg, optimiser=ours)
+    if cfg.model.block == "nrgpt":
+        ours = dataclasses.replace(ours, muon_eta=True)
+        sizes = OURS_EQUAL_PARAMETERS if equal_parameters else {}
+        model = dataclasses.replace(cfg.model, **OURS_NRGPT, **sizes)
+        cfg = dataclasses.replace(cfg, model=model, optimiser=ours)
+    return cfg
+
+
+def debug() -> TrainConfig:
+    """A tiny model and tiny data: a whole run in seconds."""
+    data = dataclasses.replace(RELEASED, train=2_000, validation=200, test=100)
+    return TrainConfig(
+        model=ModelConfig(
+            vocab_size=4 + len(data.functions) + data.numbers,
+            context=32,
+            width=16,
+            heads=2,
+            steps=3,
+            dropout=0.1,
+        ),
+        data=DataConfig(task="listops", listops=data),
+        optimiser=OptimiserConfig(lr=3e-3, warmup=5),
+        iterations=60,
+        batch=8,
+        log_every=10,
+        eval_every=20,
+        eval_batches=2,
+        save_every=20,
+    )
+
+
+def demo() -> TrainConfig:
+    """ListOps (max, median, min) in a few minutes on two CPU cores."""
+    data = dataclasses.replace(RELEASED, functions=("max", "median", "min"))
+    return TrainConfig(
+        model=ModelConfig(
+            vocab_size=4 + len(data.functions) + data.numbers,
+            context=64,
+            width=64,
+            heads=4,
+            steps=5,
+            hidden_factor=2,
+            rate="free_per_step",
+        ),
+        data=DataConfig(task="listops", listops=data),
+        optimiser=OptimiserConfig(name="muon", lr=6e-3, warmup=50, final=0.05),
+        iterations=2_200,
+        batch=32,
+        log_every=50,
+        eval_every=1_100,
+        eval_batches=4,
+        save_every=550,
+    )
+
+
+def certified(make: Callable[[str, str], TrainConfig]) -> TrainConfig:
+    """Our recipe for NRGPT-FF2W, with energies and a rate whose descent is proved at every step."""
+    cfg = make("nrgpt_ff2w", "")
+    optimiser = dataclasses.replace(cfg.optimiser, muon_eta=False)  # eta is no matrix
+    model = dataclasses.replace(cfg.model, **CERTIFIED)
+    return dataclasses.replace(cfg, model=model, optimiser=optimiser)
+
+
+def register(name: str, make: Callable[..., TrainConfig], *arguments: Any) -> None:
+    def preset() -> TrainConfig:
+        return make(*arguments)
+
+    preset.__doc__ = make.__doc__
+    PRESETS[name] = preset
+
+
+PRESETS["debug"] = debug
+PRESETS["demo"] = demo
+for _kind in MODELS:
+    for _form in ("", "_paper", "_released"):
+        register(f"listops_{_kind}{_form}", listops, _kind, _form.strip("_"))
+        register(f"shakespeare_{_kind}{_form}", shakespeare, _kind, _form.strip("_"))
+        register(f"owt_{_kind}{_form}", openwebtext, _kind, _form.strip("_"))
+        if _kind in OWT_EQUAL_PARAMETERS:
+            name = f"owt_{_kind}_equal_parameters{_form}"
+            register(name, openwebtext, _kind, _form.strip("_"), True)
+for _task, _make in (("listops", listops), ("shakespeare", shakespeare), ("owt", openwebtext)):
+    register(f"{_task}_nrgpt_certified", certified, _make)
+register("energy_30_steps_paper", energy_figure, 30, "identity")
+register("energy_100_steps_paper", energy_figure, 100, "free")

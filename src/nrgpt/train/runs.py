@@ -1,0 +1,90 @@
+"""Run folders, from the reader's side: the model, its tokenizer and its configuration."""
+
+import functools
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors.torch import load_file
+
+from ..check import from_dict
+from ..data.listops import read_expression, render
+from ..data.shards import Dataset
+from ..data.tokenizer import SymbolTokenizer, Tokenizer, load_tokenizer
+from ..model.network import LanguageModel
+from .checkpoint import FILES, is_valid, newest_valid, verify
+from .config import TrainConfig
+from .data import TOKENIZER, open_dataset, prepare_dataset
+
+
+@dataclass(frozen=True)
+class Run:
+    folder: Path
+    cfg: TrainConfig
+    model: LanguageModel
+    step: int
+    faults: tuple[str, ...] = ()
+    """What was wrong with checkpoints that were passed over."""
+
+    def dataset(self, *, verify: bool = True) -> Dataset:
+        """What it was trained on; made again if it is missing and can be."""
+        prepare_dataset(self.cfg.data)
+        return open_dataset(self.cfg.data, self.cfg.model.vocab_size, verify=verify)
+
+    @functools.cached_property
+    def tokenizer(self) -> Tokenizer:
+        """As kept beside the weights, so that nothing of the dataset is needed; else its own."""
+        kept = self.folder / TOKENIZER
+        if not kept.is_file():
+            return self.dataset(verify=False).tokenizer
+        try:
+            return load_tokenizer(json.loads(kept.read_text()))
+        except ValueError as error:
+            raise ValueError(
+                f"{kept}: not a tokenizer ({error}); remove it, and that of the dataset is taken"
+            ) from error
+
+    def encode(self, text: str) -> list[int]:
+        """Tokens of a text; of ListOps, as people write it."""
+        tokenizer = self.tokenizer
+        if self.cfg.data.task == "listops" and isinstance(tokenizer, SymbolTokenizer):
+            return read_expression(text, tokenizer)
+        return tokenizer.encode(text)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        tokenizer = self.tokenizer
+        if self.cfg.data.task == "listops" and isinstance(tokenizer, SymbolTokenizer):
+            return render(tokens, tokenizer)
+        return tokenizer.decode(tokens)
+
+
+def load_run(folder: Path | str, step: int | None = None, *, device: str = "cpu") -> Run:
+    """The model of a run at its best checkpoint, or at a given step, without its optimiser.
+
+    Where the best one is gone or damaged, it is the newest that can be used.
+    """
+    folder = Path(folder)
+    config = folder / "config.json"
+    if not config.is_file():
+        raise FileNotFoundError(f"{folder} is not a run: there is no {config}")
+    cfg = from_dict(TrainConfig, json.loads(config.read_text()))
+    newest, faults = newest_valid(folder / "checkpoints")
+    if newest is None:
+        said = f" ({'; '.join(faults)})" if faults else ""
+        raise FileNotFoundError(
+            f"{folder} has no valid checkpoint{said}; train it again, or if it was finished and "
+            "they were deleted, remove the folder first"
+        )
+    state = json.loads((newest / "state.json").read_text())
+    wanted = int(state["best"].get("step", state["step"])) if step is None else step
+    chosen = newest.with_name(f"step-{wanted:08d}")
+    if step is None and not is_valid(chosen):
+        chosen, wanted = newest, int(state["step"])
+    if not chosen.is_dir():
+        kept = ", ".join(path.name for path in sorted(chosen.parent.glob("step-*")))
+        raise FileNotFoundError(f"step = {step}: {folder} keeps {kept}")
+    verify(chosen)
+    model = LanguageModel(cfg.model)
+    model.load_state_dict(load_file(chosen / FILES[0]))
+    return Run(folder, cfg, model.to(device).eval(), wanted, tuple(faults))

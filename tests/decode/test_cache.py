@@ -1,0 +1,117 @@
+"""Decoding with kept keys against the full forward pass."""
+
+import itertools
+
+import pytest
+import torch
+
+from nrgpt.decode.cache import Cache
+from nrgpt.decode.generate import generate
+from tests.models import BLOCKS, COUPLINGS, MASKS, RATES, config, randomised, relative
+
+ENERGIES = [
+    {"mask": mask, "coupling": coupling} for mask, coupling in itertools.product(MASKS, COUPLINGS)
+]
+VARIANTS = [
+    *ENERGIES,
+    *({"rate": rate} for rate in RATES),
+    *({"feedforward": name} for name in ("ff1", "ff2", "memory")),
+    *({"block": block} for block in BLOCKS[1:]),
+]
+
+
+def extended(model, idx, parts, lengths=None, frozen=False):
+    """Last states of all tokens, computed in parts. The first part may be padded."""
+    cache, prepared, states, start = Cache(13, frozen=frozen), model.prepare(), [], 0
+    for part in parts:
+        states.append(model.extend(idx[:, start : start + part], cache, prepared))
+        cache.end(part)
+        start += part
+    return torch.cat(states, dim=1)
+
+
+@pytest.mark.parametrize("fields", VARIANTS, ids=str)
+def test_parts_equal_the_whole(fields):
+    model = randomised(config(**fields))
+    idx = torch.randint(11, (3, 13))
+    *_, whole = model.states(idx)
+    for parts in ([13], [1] * 13, [4, 1, 1, 5, 2]):
+        assert relative(extended(model, idx, parts), whole) < 1e-12
+
+
+@pytest.mark.parametrize("fields", VARIANTS, ids=str)
+def test_rows_of_unequal_length(fields):
+    model = randomised(config(**fields))
+    idx = torch.randint(11, (3, 13))
+    *_, whole = model.states(idx)
+    lengths = [1, 6, 4]
+    cache, prepared = Cache(13), model.prepare()
+    padded = idx[:, :6].clone()
+    padded[0, 1:], padded[2, 4:] = 0, 9
+    model.extend(padded, cache, prepared)
+    cache.end(lengths)
+    for count in (1, 2, 1):
+        positions = torch.tensor(lengths)[:, None] + torch.arange(count)
+        x = model.extend(idx.gather(1, positions), cache, prepared)
+        cache.end(count)
+        expected = whole.gather(1, positions[..., None].expand(-1, -1, 9))
+        assert relative(x, expected) < 1e-12
+        lengths = [n + count for n in lengths]
+        if len(lengths) == 3:  # one row leaves
+            cache.keep_rows([0, 2])
+            idx, whole, lengths = idx[[0, 2]], whole[[0, 2]], [lengths[0], lengths[2]]
+
+
+@pytest.mark.parametrize("fields", [v for v in VARIANTS if v.get("block") != "gpt"], ids=str)
+def test_a_frozen_past_is_the_last_states_of_earlier_tokens(fields):
+    """A block applied to (last states of the past, the new token's state) moves the new token as
+    the frozen cache must: a causal block's last token sees the others as they are."""
+    model = randomised(config(**fields))
+    idx = torch.randint(11, (2, 9))
+    found = extended(model, idx, [6, 1, 1, 1], frozen=True)
+    *_, past = model.states(idx[:, :6])
+    prepared = model.prepare()
+    for A in range(6, 9):
+        x = model.embed(idx[:, : A + 1])[:, A:]
+        for t in range(model.cfg.steps):
+            x = model.blocks[0](torch.cat([past, x], dim=1), t, prepared[0])[:, A:]
+        past = torch.cat([past, x], dim=1)
+    assert relative(found, past) < 1e-12
+    *_, exact = model.states(idx)
+    assert relative(found, exact) > 1e-6  # it is another model
+
+
+def test_in_float32():
+    model = randomised(config()).float()
+    idx = torch.randint(11, (3, 13))
+    logits, _ = model(idx)
+    found = model.readout(extended(model, idx, [5] + [1] * 8))
+    assert (found - logits).abs().max() < 1e-5
+
+
+def test_memory():
+    """Keys alone, once for each step; once in all if frozen; for full rank, shared by the heads."""
+
+    def numbers(frozen, **fields):
+        cache, model = Cache(13, frozen=frozen), randomised(config(**fields))
+        model.extend(torch.randint(11, (2, 5)), cache, model.prepare())
+        return sum(kept.numel() for kept in cache.kept.values())
+
+    one_set = 2 * 13 * 9
+    assert numbers(False) == 3 * one_set
+    assert numbers(True) == one_set
+    assert numbers(False, coupling="full") == 3 * one_set
+    assert numbers(False, block="gpt") == 2 * 3 * one_set
+
+
+def test_mistakes():
+    model = randomised(config())
+    cache, prepared = Cache(13), model.prepare()
+    model.extend(torch.randint(11, (2, 12)), cache, prepared)
+    cache.end(12)
+    with pytest.raises(ValueError, match="3 rows; this cache holds 2"):
+        model.extend(torch.randint(11, (3, 1)), cache, prepared)
+    with pytest.raises(ValueError, match=r"holds 12 tokens; 2 more do not fit .* 13"):
+        model.extend(torch.randint(11, (2, 2)), cache, prepared)
+    with pytest.raises(ValueError, match="frozen cache is for recurrent models"):
+        generate(randomised(config(block="gpt")), [[1]], max_new_tokens=1, cache="frozen")

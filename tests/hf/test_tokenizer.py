@@ -1,0 +1,90 @@
+"""Fast tokenizers against ours: the same numbers, the same texts."""
+
+import os
+
+import pytest
+from transformers import AutoTokenizer
+
+from nrgpt.data.listops import ListOpsConfig, read_expression
+from nrgpt.data.tokenizer import GPT2_RANKS, GPT2Tokenizer, SymbolTokenizer, Tokenizer
+from nrgpt.hf.tokenizer import fast_tokenizer
+
+from ..data.test_tokenizer import use_small_ranks
+
+TEXT = 'hello  hell\n\n\tShe\'ll say 123 "well"! \r\n héllo 漢字 🙂   \n x '
+
+
+def saved_and_loaded(tokenizer, folder):
+    fast_tokenizer(tokenizer, 32).save_pretrained(folder)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def test_characters(tmp_path):
+    ours = SymbolTokenizer(sorted(set(TEXT + "]^-\\.*")))
+    theirs = saved_and_loaded(ours, tmp_path)
+    for text in (TEXT, "]^-\\.*", "", " ", "\n\n"):
+        assert theirs(text).input_ids == ours.encode(text)
+        assert theirs.decode(ours.encode(text)) == text
+    both = theirs(["he", "hello"], padding=True)
+    assert both.attention_mask == [[0, 0, 0, 1, 1], [1, 1, 1, 1, 1]]
+    assert both.input_ids[0][0] == ours.vocab_size  # nobody's number: it is never read
+    assert theirs.decode(both.input_ids[0], skip_special_tokens=True) == "he"
+    with pytest.raises(Exception, match="UNK"):
+        theirs("Zürich")
+
+
+def test_listops_in_its_own_words_and_in_ours(tmp_path):
+    ours = ListOpsConfig().tokenizer()
+    theirs = saved_and_loaded(ours, tmp_path)
+    text = "sum(max( 7 3 16) 6 0)=sum( 16 6 0)= 2<end>"
+    assert theirs(text).input_ids == ours.encode(text)
+    assert theirs.decode(ours.encode(text)) == text
+    for written in (
+        "sum(max(7,3, 16),6,0) = ",
+        "max(1,2)=",
+        "= sum(16,6 , 0)=2 <end>",
+        " max( 1 )",
+    ):
+        assert theirs(written).input_ids == read_expression(written, ours)
+    assert theirs.eos_token_id == theirs.pad_token_id == ours.number["<end>"]
+    for wrong in ("max(?)", "max(77)", "maxx(1)"):
+        with pytest.raises(Exception, match="UNK"):
+            theirs(wrong)
+
+
+def test_byte_pairs(tmp_path, monkeypatch):
+    use_small_ranks(monkeypatch, tmp_path)
+    ours = GPT2Tokenizer()
+    theirs = saved_and_loaded(ours, tmp_path / "saved")
+    assert theirs(TEXT).input_ids == ours.encode(TEXT)
+    assert theirs.decode(ours.encode(TEXT)) == TEXT
+    assert theirs("hell<|endoftext|>").input_ids == [*ours.encode("hell"), 50_256]
+
+
+@pytest.mark.skipif(GPT2_RANKS not in os.environ, reason=f"{GPT2_RANKS} is not set")
+def test_all_of_gpt2(tmp_path):
+    ours = GPT2Tokenizer()
+    theirs = saved_and_loaded(ours, tmp_path)
+    assert len(theirs) == ours.vocab_size
+    assert theirs(TEXT).input_ids == ours.encode(TEXT)
+    tokens = list(range(0, 50_256, 7))
+    assert theirs.decode(tokens) == ours.decode(tokens)
+    words = ours.decode(tokens).encode("utf-8", "ignore").decode()
+    assert theirs(words).input_ids == ours.encode(words)
+
+
+def test_a_tokenizer_of_ones_own():
+    class Mine(Tokenizer):
+        vocab_size = 1
+
+        def encode(self, text):
+            return []
+
+        def decode(self, tokens):
+            return ""
+
+        def spec(self):
+            return {}
+
+    with pytest.raises(ValueError, match="Mine has no counterpart"):
+        fast_tokenizer(Mine(), 8)

@@ -1,0 +1,209 @@
+"""Faults as a user meets them: real processes, real signals, real damage."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from nrgpt.files import fingerprint
+from nrgpt.train import loop
+from nrgpt.train.checkpoint import checkpoints, newest_valid
+from nrgpt.train.faults import TrainingError
+from tests.runs import command, debug, final_weights, losses, run_cli, same, wait_for_step
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_the_same_command_goes_on(tmp_path, number):
+    arguments = ("train", "debug", "iterations=150", "save_every=1000", "--to", "run")
+    with subprocess.Popen(command(*arguments), stderr=subprocess.PIPE, text=True) as process:
+        wait_for_step(tmp_path / "run", 40, process)
+        process.send_signal(number)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 75
+    assert f"{number.name}: saved at step" in said
+    done = run_cli(*arguments)
+    assert "going on from" in done.stdout
+    run_cli(*arguments[:-1], "other")
+    assert same(final_weights(tmp_path / "run"), final_weights(tmp_path / "other"))
+
+
+def test_a_second_sigint_stops_at_once(tmp_path):
+    """The first one is handled while an iteration that never ends is under way."""
+    code = (
+        "import time, sys; from nrgpt.train import loop; from nrgpt.cli import main\n"
+        "loop.Trainer.update = lambda self: print('slow', flush=True) or time.sleep(60)\n"
+        "sys.argv = ['nrgpt', 'train', 'debug', '--to', 'run']; main()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        while "slow" not in process.stdout.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=10) == 130
+
+
+def test_kill_9_costs_no_more_than_the_work_since_the_last_checkpoint(tmp_path):
+    """Killed at random moments, some of them while saving, it still ends where it should."""
+    arguments = ("train", "debug", "iterations=60", "save_every=1", "keep=3", "eval_every=30")
+    run_cli(*arguments, "--to", "whole")
+    kills = 0
+    for delay in (0.0, 0.11, 0.23, 0.31, 0.02):
+        with subprocess.Popen(
+            command(*arguments, "--to", "run"),
+            stderr=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+        ) as process:
+            before = len(checkpoints(tmp_path / "run" / "checkpoints"))
+            while process.poll() is None and not before:
+                before = len(checkpoints(tmp_path / "run" / "checkpoints"))
+                time.sleep(0.01)
+            time.sleep(delay + (1.5 if kills else 0))
+            process.kill()
+        kills += process.returncode == -signal.SIGKILL
+    assert kills >= 2
+    assert newest_valid(tmp_path / "run" / "checkpoints")[0] is not None
+    run_cli(*arguments, "--to", "run")
+    assert same(final_weights(tmp_path / "whole"), final_weights(tmp_path / "run"))
+    assert not list((tmp_path / "run" / "checkpoints").glob(".unfinished*"))
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(tmp_path):
+    arguments = ("train", "debug", "--to", "run")
+    run_cli(*arguments)
+    expected = final_weights(tmp_path / "run")
+    newest = checkpoints(tmp_path / "run" / "checkpoints")[0] / "model.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-7])
+    done = run_cli(*arguments)
+    assert "damaged checkpoint set aside" in done.stdout
+    assert "step-00000060/model.safetensors" in done.stdout.replace("\n", "")
+    assert "(step 40)" in done.stdout
+    assert same(final_weights(tmp_path / "run"), expected)
+
+
+def test_a_full_disk_stops_the_run_and_loses_nothing(tmp_path):
+    """Under a limit on file sizes that the second checkpoint does not fit into."""
+    run_cli("train", "debug", "iterations=20", "--to", "run")
+    limited = ["bash", "-c", 'ulimit -f 8; exec "$@"', "bash"]
+    arguments = command("train", "debug", "iterations=60", "--to", "run")
+    done = subprocess.run([*limited, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 4, done.stderr
+    assert "could not write" in done.stderr
+    newest, faults = newest_valid(tmp_path / "run" / "checkpoints")
+    assert newest is not None
+    assert newest.name == "step-00000020"
+    assert not faults
+    run_cli("train", "debug", "iterations=60", "--to", "run")
+
+
+def test_two_processes_in_one_folder(tmp_path):
+    arguments = ("train", "debug", "iterations=100000", "--to", "run")
+    with subprocess.Popen(command(*arguments), stderr=subprocess.DEVNULL) as process:
+        wait_for_step(tmp_path / "run", 20, process)
+        done = run_cli(*arguments, code=5)
+        process.terminate()
+        process.wait(timeout=60)
+    assert f"in use by process {process.pid}" in done.stderr
+
+
+def test_not_finite_goes_back_with_a_smaller_rate(tmp_path, monkeypatch):
+    cfg = debug("save_every=10")
+    original = loop.Trainer.gradients
+    calls = []
+
+    def gradients(self):
+        loss, norm = original(self)
+        calls.append((self.step, self.rate_factor))
+        bad = self.step == 25 and self.rate_factor > 0.3
+        return (loss * float("nan") if bad else loss), norm
+
+    monkeypatch.setattr(loop.Trainer, "gradients", gradients)
+    result = loop.train(cfg, tmp_path / "run")
+    assert result["rollbacks"] == 2
+    assert result["step"] == 60
+    assert calls.count((25, 1.0)) == calls.count((25, 0.5)) == calls.count((25, 0.25)) == 1
+    assert (20, 0.5) in calls
+    assert (20, 0.25) in calls
+    steps = [entry["step"] for entry in losses(tmp_path / "run")]
+    assert steps == sorted(steps)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_not_finite_forever_stops_with_an_explanation(tmp_path, monkeypatch, bad):
+    original = loop.Trainer.gradients
+
+    def gradients(self):
+        loss, norm = original(self)
+        return loss, norm * (bad if self.step >= 25 else 1)
+
+    monkeypatch.setattr(loop.Trainer, "gradients", gradients)
+    with pytest.raises(TrainingError, match="not finite, after 3 retries") as stopped:
+        loop.train(debug(), tmp_path / "run")
+    assert stopped.value.code == 3
+    assert all(torch.isfinite(w).all() for w in final_weights(tmp_path / "run").values())
+
+
+def test_a_checkpoint_of_bad_weights_is_not_gone_back_to(tmp_path, capfd):
+    """A huge first update: the weights of step 1 give NaN whatever the learning rate, and only
+    those of step 0, with a smaller one, can help."""
+    options = ("iterations=8", "save_every=1", "eval_every=8", "optimiser.warmup=0")
+    cfg = debug(*options, "optimiser.lr=5e3", "nan_retries=20")
+    result = loop.train(cfg, tmp_path / "run")
+    assert result["step"] == 8
+    assert 2 <= result["rollbacks"] < 20
+    said = capfd.readouterr().err
+    assert said.count("back to step 0") >= 2
+    assert "back to step 1" not in said
+    assert (tmp_path / "run" / "checkpoints" / "not-finite-step-00000001").is_dir()
+
+
+def test_damaged_checkpoints_do_not_crowd_out_good_ones(tmp_path):
+    cfg = debug("iterations=60", "save_every=20", "eval_every=1000", "keep=2")
+    loop.train(cfg, tmp_path / "run")
+    folder = tmp_path / "run" / "checkpoints"
+    for path in checkpoints(folder):
+        (path / "model.safetensors").write_bytes(b"damaged")
+    (folder / ".unfinished-00000010-1").mkdir()
+    loop.train(
+        debug("iterations=60", "save_every=7", "eval_every=1000", "keep=2"), tmp_path / "run"
+    )
+    assert [path.name for path in checkpoints(folder)] == ["step-00000060", "step-00000056"]
+    assert newest_valid(folder)[1] == []
+    assert len(list(folder.glob("damaged-*"))) == 2
+    assert not list(folder.glob(".unfinished*"))
+
+
+def test_other_data_than_before_is_refused(tmp_path):
+    cfg = debug("iterations=10")
+    loop.train(cfg, tmp_path / "run")
+    state = checkpoints(tmp_path / "run" / "checkpoints")[0] / "state.json"
+    manifest = state.with_name("manifest.json")
+    changed = json.loads(state.read_text()) | {"dataset": "another"}
+    state.write_text(json.dumps(changed))
+    entries = json.loads(manifest.read_text()) | {"state.json": fingerprint(state)}
+    manifest.write_text(json.dumps(entries))
+    tokenizer = tmp_path / "run" / "tokenizer.json"
+    tokenizer.write_text("as it was")
+    with pytest.raises(ValueError, match=r"is not the dataset that .*run was trained on"):
+        loop.train(cfg, tmp_path / "run")
+    assert tokenizer.read_text() == "as it was"
+
+
+def test_runs_that_start_together_make_their_dataset_once(tmp_path):
+    """The second waits for the first, instead of refusing what it finds half made."""
+    arguments = ("train", "debug", "iterations=6", "data.listops.seed=77")
+    processes = [
+        subprocess.Popen(command(*arguments, "--to", name), stderr=subprocess.PIPE, text=True)
+        for name in ("a", "b")
+    ]
+    for process in processes:
+        _, said = process.communicate(timeout=120)
+        assert process.returncode == 0, said

@@ -1,0 +1,141 @@
+"""Sweeps: grids and searches, resumable, with a table and a plot."""
+
+import json
+import os
+import signal
+
+import pytest
+
+from nrgpt.train import sweep
+from nrgpt.train.faults import DIVERGED, Interrupt, TrainingError
+from nrgpt.train.overrides import known_names, override
+from nrgpt.train.presets import GRIDS, PRESETS
+
+QUICK = ("iterations=6", "eval_every=6", "eval_batches=1", "data.listops.test=5")
+
+
+def run(*assignments, **options):
+    cfg = override(PRESETS["debug"](), QUICK)
+    return sweep.run_sweep("debug", cfg, assignments, **options)
+
+
+def test_a_grid_runs_every_combination_once(tmp_path, monkeypatch, capsys):
+    rows = run("model.width=8,16", "seed=0,1", folder=tmp_path / "s")
+    assert len(rows) == 4
+    assert [r["val_loss_full"] for r in rows] == sorted(r["val_loss_full"] for r in rows)
+    assert {(r["model.width"], r["seed"]) for r in rows} == {
+        (w, s) for w in ("8", "16") for s in ("0", "1")
+    }
+    assert (tmp_path / "s" / "sweep.png").stat().st_size > 1000
+    assert len((tmp_path / "s" / "results.jsonl").read_text().splitlines()) == 4
+    assert "model.width" in capsys.readouterr().out
+    monkeypatch.setattr(sweep, "train_one", lambda *_: pytest.fail("a finished run was run again"))
+    assert run("model.width=8,16", "seed=0,1", folder=tmp_path / "s") == rows
+
+
+def test_a_grid_goes_on_where_it_stopped(tmp_path, monkeypatch):
+    original, calls = sweep.train_one, []
+
+    def stops(cfg, folder):
+        calls.append(folder.name)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return original(cfg, folder)
+
+    monkeypatch.setattr(sweep, "train_one", stops)
+    with pytest.raises(KeyboardInterrupt):
+        run("seed=0,1,2", folder=tmp_path / "s")
+    assert len(run("seed=0,1,2", folder=tmp_path / "s")) == 3
+    assert calls == ["seed=0", "seed=1", "seed=1", "seed=2"]
+
+
+@pytest.mark.parametrize("trials", [None, 3])
+def test_a_signal_at_the_end_of_a_run_ends_the_sweep(tmp_path, monkeypatch, trials):
+    original, calls = sweep.train_one, []
+
+    def ends(cfg, run):
+        calls.append(cfg.seed)
+        with Interrupt().watching():
+            result = original(cfg, run)
+            os.kill(os.getpid(), signal.SIGTERM)
+        return result
+
+    monkeypatch.setattr(sweep, "train_one", ends)
+    with pytest.raises(TrainingError, match="SIGTERM: all is saved"):
+        run("seed=0,1,2", folder=tmp_path / "s", trials=trials)
+    assert len(calls) == 1
+
+
+def test_results_of_another_configuration_are_not_taken_for_ours(tmp_path):
+    run("seed=0", folder=tmp_path / "s")
+    other = override(PRESETS["debug"](), (*QUICK, "batch=4"))
+    with pytest.raises(ValueError, match=r"another configuration \(batch: 8 -> 4"):
+        sweep.run_sweep("debug", other, ("seed=0",), folder=tmp_path / "s")
+
+
+def test_a_run_that_diverges_does_not_stop_the_others(tmp_path, monkeypatch):
+    original = sweep.train_one
+
+    def diverges(cfg, folder):
+        if cfg.seed == 0:
+            raise TrainingError("step 3: loss nan", DIVERGED)
+        return original(cfg, folder)
+
+    monkeypatch.setattr(sweep, "train_one", diverges)
+    rows = run("seed=0,1", folder=tmp_path / "s")
+    assert [row["seed"] for row in rows] == ["1", "0"]
+    assert rows[1]["error"] == "step 3: loss nan"
+
+
+def test_a_search_remembers_its_trials(tmp_path):
+    options = {"folder": tmp_path / "s", "trials": 2}
+    first = run("optimiser.lr=log(1e-4,1e-2)", "model.heads=1,2", **options)
+    assert len(first) == 2
+    assert all(1e-4 <= row["optimiser.lr"] <= 1e-2 for row in first)
+    more = run("optimiser.lr=log(1e-4,1e-2)", "model.heads=1,2", folder=tmp_path / "s", trials=3)
+    assert len(more) == 3
+    assert {json.dumps(r) for r in first} <= {json.dumps(r) for r in more}
+    assert (tmp_path / "s" / "sweep.db").exists()
+
+
+def test_wrong_sweeps_are_refused_before_the_first_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(sweep, "train_one", lambda *_: pytest.fail("should not start"))
+    with pytest.raises(ValueError, match=r"no field 'model\.widht'; did you mean 'model\.width'"):
+        run("model.widht=8,16", folder=tmp_path / "s")
+    with pytest.raises(ValueError, match="heads = 3"):
+        run("model.heads=2,3", folder=tmp_path / "s")
+    with pytest.raises(ValueError, match="--trials"):
+        run("optimiser.lr=log(1e-4,1e-2)", folder=tmp_path / "s")
+    with pytest.raises(ValueError, match="grid = 'nope'"):
+        run(folder=tmp_path / "s", grid="nope")
+
+
+def test_values_may_be_tuples():
+    assert sweep.split_values("1,2") == ["1", "2"]
+    assert sweep.split_values("('max','min'),('sum',)") == ["('max','min')", "('sum',)"]
+
+
+def test_impossible_combinations_of_a_named_grid_are_left_out(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(GRIDS, "odd", {"model.width": (8, 9), "seed": (0,)})
+    rows = run(folder=tmp_path / "s", grid="odd")
+    assert [row["model.width"] for row in rows] == ["8"]
+    said = capsys.readouterr().out.replace("\n", " ")
+    assert "1 of 2 combinations are left out, the first because of heads = 2" in said
+    monkeypatch.setitem(GRIDS, "odd", {"model.width": (9,), "seed": (0,)})
+    with pytest.raises(ValueError, match="heads = 2"):
+        run(folder=tmp_path / "s", grid="odd")
+
+
+@pytest.mark.parametrize("name", ["shakespeare_gpt_paper", "shakespeare_nrgpt_ff2w"])
+def test_the_papers_grids_can_run(name, tmp_path, monkeypatch):
+    sizes = []
+    monkeypatch.setattr(sweep, "run_one", lambda cfg, chosen, folder: sizes.append(chosen) or {})
+    monkeypatch.setattr(sweep, "show", lambda *_: None)
+    with pytest.raises(KeyError):  # nothing was trained, so there are no losses to sort by
+        sweep.run_sweep(name, PRESETS[name](), (), tmp_path, grid="shakespeare")
+    assert len(sizes) == 1512 - 72
+
+
+def test_the_papers_grids_name_real_fields():
+    known = known_names(PRESETS["debug"]())
+    assert all(key in known for grid in GRIDS.values() for key in grid)
