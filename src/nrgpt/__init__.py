@@ -10,10 +10,12 @@ Importing this package loads torch and nothing heavier.
 from .dynamics.trajectory import Step, Trajectory, stream_trajectory, trajectory
 from .hf.registration import watch
 from .interop.released import load_released
+from .language_model import LanguageModel
 from .model.certificate import Certificate, Finding, Guarantee
 from .model.config import ModelConfig
-from .model.energy import EnergyTerm, Readout, TotalEnergy
-from .model.network import LanguageModel, ParameterCounts
+from .model.energy import EnergyTerm, Readout, register
+from .model.init import normal, ones, parameter, zeros
+from .model.network import ParameterCounts
 
 __version__ = "0.1.0"
 
@@ -29,9 +31,13 @@ __all__ = [
     "ParameterCounts",
     "Readout",
     "Step",
-    "TotalEnergy",
     "Trajectory",
     "load_released",
+    "normal",
+    "ones",
+    "parameter",
+    "register",
     "stream_trajectory",
     "trajectory",
+    "zeros",
 ]

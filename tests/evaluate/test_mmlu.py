@@ -27,7 +27,7 @@ from nrgpt.evaluate.mmlu import (
 )
 from nrgpt.evaluate.tasks import run_tasks
 from nrgpt.measure.listops import Score
-from nrgpt.model.network import LanguageModel
+from nrgpt.language_model import LanguageModel
 
 from ..characters import character_run
 from ..questions import write_questions

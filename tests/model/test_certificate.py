@@ -24,7 +24,7 @@ def total_energy(model, x):
 def move_last_token(model, x, t=0):
     """One step of the last token with its past frozen."""
     moved = x.clone()
-    moved[:, -1] += model.energy_block.update(x, t, model.energy_block.prepare())[:, -1].detach()
+    moved[:, -1] += model.energy_block.update(x, t, model.energy_block.plan())[:, -1].detach()
     return moved
 
 

@@ -74,7 +74,7 @@ def test_update_and_loss_gradients(mask, coupling, feedforward):
         w = make_weights(model)
         x = torch.randn(2, 7, cfg.width, dtype=torch.float64)
         for t in (0, 1, 2):  # 2: one step more than there are rates
-            step = model.blocks[0](x, t, model.energy_block.prepare())
+            step = model.blocks[0](x, t, model.energy_block.plan())
             assert relative(step, reference.nrgpt_step(cfg, w, x, t)) < 1e-10, (norm, rate, t)
 
         idx, targets = make_tokens(cfg)
@@ -127,7 +127,7 @@ def test_extra_terms_at_call_time(rate):
     g = model.energy_block.norm(x)
     assert model.energies(x, extra={"q": Quadratic()}).keys() == {"attention", "feedforward", "q"}
     step = model.energy_block.update(x, 1, model.energy_block.prepare({"q": Quadratic()}))
-    without = model.energy_block.update(x, 1, model.energy_block.prepare())
+    without = model.energy_block.update(x, 1, model.energy_block.plan())
     eta = reference.eta(model.cfg, make_weights(model), 1, x, "q")
     assert relative(step - without, torch.einsum("bnij,bnj->bni", eta, -0.1 * g)) < 1e-10
     with pytest.raises(ValueError, match="already has a term"):

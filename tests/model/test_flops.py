@@ -54,8 +54,8 @@ def test_the_papers_claims_about_flops():
 
 
 def test_an_energy_of_ones_own_has_no_formula(monkeypatch):
-    from nrgpt.model.energy import FEEDFORWARD
+    from nrgpt.model.energy import ENERGIES
 
-    monkeypatch.setitem(FEEDFORWARD, "mine", FEEDFORWARD["ff1"])
+    monkeypatch.setitem(FEEDFORWARD, "mine", ENERGIES["ff1"])
     with pytest.raises(ValueError, match="feedforward = 'mine': no formula"):
         flops_per_token(config(feedforward="mine"))

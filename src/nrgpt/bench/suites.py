@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from ..decode.decoder import CacheKind, Decoder, make_decoder
+from ..language_model import LanguageModel
 from ..model.config import ModelConfig
 from ..model.flops import flops_per_token
-from ..model.network import LanguageModel
 from ..train.config import OptimiserConfig
 from ..train.optim import make_optimisers
 from ..train.packed_step import PackedStep

@@ -4,25 +4,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..decode.cache import Cache
-from ..model.block import EnergyBlock, Folded
+from ..language_model import LanguageModel
+from ..model.block import EnergyBlock
 from ..model.config import ModelConfig
-from ..model.energy import AttentionEnergy, EnergyTerm
+from ..model.energy import AttentionEnergy, EnergyTerm, Readout
 from ..model.energy.feedforward import FF2W
-from ..model.network import LanguageModel
 from ..model.rate import Free
+from ..model.step import Extra
 
 
-class TextbookBlock(EnergyBlock):
+class Textbook:
     """x <- x - eta dE/dg with E as the paper writes it, and torch.func.grad."""
 
-    def update(
-        self, x: Tensor, t: int, prepared: list[Folded], cache: Cache | None = None
-    ) -> Tensor:
-        attention, feedforward = self.energy.terms["attention"], self.energy.terms["feedforward"]
+    def __init__(self, block: EnergyBlock):
+        self.block = block
+
+    def move(self, x: Tensor, t: int, memory: None = None, masks: Tensor | None = None) -> Tensor:
+        block = self.block
+        attention, feedforward = block.terms["attention"], block.terms["feedforward"]
         assert isinstance(attention, AttentionEnergy)
         assert isinstance(feedforward, FF2W)
-        assert isinstance(self.rate, Free)
+        assert isinstance(block.rate, Free)
         assert attention.alpha is not None
         alpha, beta, heads = attention.alpha, attention.beta, attention.heads
         W_Q = attention.W_Q.unflatten(0, (heads, -1))
@@ -38,16 +40,21 @@ class TextbookBlock(EnergyBlock):
             E_AT = -(alpha[:, None] * log_sum).sum() / beta
             return E_AT - (g * (hidden @ feedforward.W_2.T)).sum()
 
-        g = self.norm(x)
-        return -torch.func.grad(energy)(g, g) @ self.rate.eta.T
+        g = block.norm(x)
+        return x - torch.func.grad(energy)(g, g) @ block.rate.eta.T
+
+
+class TextbookBlock(EnergyBlock):
+    def plan(self, extra: Extra | None = None, *, stacked: bool = False) -> Textbook:  # type: ignore[override]
+        return Textbook(self)
 
 
 class AutogradAttention(AttentionEnergy):
-    def gain(self) -> None:
-        """In the energy, as the paper has it, and so in its gradient."""
+    def readout(self) -> Readout:
+        """alpha is in the energy, as the paper has it, and so in its gradient."""
+        return Readout(torch.cat([self.W_Q, self.W_K]))
 
-    def bare_force(self, z: Tensor, keys: Tensor | None) -> Tensor:
-        return torch.func.grad(lambda z: -self.energy(z, keys).sum())(z)[..., : self.queries]
+    force = EnergyTerm.force
 
 
 class AutogradFF2W(FF2W):
@@ -65,7 +72,7 @@ def textbook_model(cfg: ModelConfig) -> LanguageModel:
 def autograd_model(cfg: ModelConfig) -> LanguageModel:
     """The package's own energies, with torch.func.grad instead of the forces by hand."""
     model = LanguageModel(cfg)
-    terms = model.energy_block.energy.terms
+    terms = model.energy_block.terms
     terms["attention"].__class__ = AutogradAttention
     terms["feedforward"].__class__ = AutogradFF2W
     return model

@@ -12,15 +12,70 @@ altogether (docs/performance.md has numbers).
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from ..kernels.dispatch import is_fused_without_gradient
+from ..kernels.attention import logsumexp_among
+from ..kernels.dispatch import choose
+from ..model.past import Past, Shown, WholeText
+
+
+class Seen:
+    """Which of the kept tokens each new token may see."""
+
+    def __init__(self, positions: Tensor, stop: int, *, single: bool = False):
+        self.positions = positions
+        """(rows, tokens), of the new tokens."""
+        self.stop = stop
+        """No kept token matters from here on."""
+        self.single = single
+        """Every row has one new token, the last one, at the same place."""
+        self.masks: dict[bool, Tensor] = {}
+
+    def mask(self, *, strict: bool) -> Tensor:
+        """(rows, 1, tokens, keys)"""
+        if strict not in self.masks:
+            there = torch.arange(self.stop, device=self.positions.device)
+            here = self.positions[:, None, :, None]
+            self.masks[strict] = there < here if strict else there <= here
+        return self.masks[strict]
+
+
+class Kept(Past):
+    """New tokens among kept keys: ``kept`` (rows, heads, places, size), or keys and values."""
+
+    def __init__(self, t: int | None, shown: Shown, kept: Shown, seen: Seen):
+        self.t, self.shown, self.seen = t, shown, seen
+        self.keys, self.values = kept if isinstance(kept, tuple) else (kept, kept)
+
+    def attend(self, q: Tensor, scale: float, *, strict: bool) -> Tensor:
+        seen = self.seen
+        if q.is_cuda and q.shape[2] == 1 and self.values is self.keys and is_fused(q):
+            from ..kernels.triton_decoding import attend_one
+
+            return attend_one(q, self.keys, seen.positions, scale, strict=strict)
+        stop = seen.stop - 1 if seen.single and strict else seen.stop
+        k = self.keys[:, :, :stop].expand(-1, q.shape[1], -1, -1)
+        v = self.values[:, :, :stop].expand(-1, q.shape[1], -1, -1)
+        if seen.single:
+            return F.scaled_dot_product_attention(q, k, v, scale=scale)
+        mask = seen.mask(strict=strict)
+        blind = ~mask.any(-1, keepdim=True)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask | blind, scale=scale)
+        return out.masked_fill(blind, 0)
+
+    def logsumexp(self, q: Tensor, scale: float, *, strict: bool) -> Tensor:
+        keys, mask = self.visible(strict=strict)
+        return logsumexp_among(q, keys, scale, mask)
+
+    def visible(self, *, strict: bool) -> tuple[Tensor, Tensor]:
+        return self.keys[:, :, : self.seen.stop], self.seen.mask(strict=strict)
 
 
 class Cache:
-    """Keys by step and slot, each (rows, heads, capacity, size); a slot is one kind of key.
+    """Keys by step and slot; a slot is one kind of key.
 
-    ``begin`` announces tokens, ``put`` keeps their keys, ``end`` says that they are all there.
+    ``begin`` announces tokens, ``past`` keeps their keys, ``end`` says that they are all there.
     """
 
     def __init__(self, capacity: int, *, frozen: bool = False):
@@ -28,23 +83,28 @@ class Cache:
         self.frozen = frozen
         self.lengths: list[int] = []
         """Tokens held, for each row."""
-        self.kept: dict[tuple[int, int], Tensor] = {}
+        self.kept: dict[tuple[int | None, int], Shown] = {}
         self.seen: Seen | None = None
         self.is_even = False
 
-    def begin(self, rows: int, tokens: int, device: torch.device) -> None:
-        """The next ``tokens`` tokens of each row are about to be computed."""
-        if not self.lengths:
-            self.lengths = [0] * rows
-        if rows != len(self.lengths):
-            raise ValueError(f"idx has {rows} rows; this cache holds {len(self.lengths)}")
-        if max(self.lengths) + tokens > self.capacity:
+    def begin(self, rows: int, tokens: int, device: torch.device) -> Tensor:
+        """The next ``tokens`` tokens of each row are about to be computed; returns their
+        positions."""
+        lengths = self.lengths = self.lengths or [0] * rows
+        if rows != len(lengths):
+            raise ValueError(f"idx has {rows} rows; this cache holds {len(lengths)}")
+        longest = max(lengths)
+        if longest + tokens > self.capacity:
             raise ValueError(
-                f"the cache holds {max(self.lengths)} tokens; {tokens} more do not fit into its "
-                f"capacity of {self.capacity}"
+                f"the cache holds {longest} tokens; {tokens} more do not fit into its capacity of "
+                f"{self.capacity}"
             )
-        self.seen = Seen.after(self.lengths, tokens, device)
-        self.is_even = len(set(self.lengths)) == 1
+        self.is_even = min(lengths) == longest
+        first = torch.tensor(lengths, device=device)[:, None]
+        positions = first if tokens == 1 else first + torch.arange(tokens, device=device)
+        single = self.is_even and tokens == 1
+        self.seen = Seen(positions, longest + tokens, single=single)
+        return positions
 
     def begin_at(self, positions: Tensor) -> None:
         """As ``begin``, for one token in each row at ``positions`` (rows, 1), which stay unread:
@@ -52,79 +112,59 @@ class Cache:
         self.seen = Seen(positions, self.capacity)
         self.is_even = False
 
-    def restart(self) -> None:
-        """Forget all tokens, and keep the memory."""
-        self.lengths = []
-
-    @property
-    def is_empty(self) -> bool:
-        return not any(self.lengths)
-
-    def positions(self) -> Tensor:
-        """Of the announced tokens, (rows, tokens)."""
-        assert self.seen is not None
-        return self.seen.positions
-
-    def put(self, t: int, slot: int, keys: Tensor) -> Tensor:
-        """Keep the announced tokens' keys (rows, heads, tokens, size) of step t; returns those of
-        all tokens, with places to spare."""
-        assert self.seen is not None
-        place = (0 if self.frozen else t, slot)
-        if place not in self.kept:
-            rows, heads, _, size = keys.shape
-            self.kept[place] = keys.new_zeros(rows, heads, self.capacity, size)
-        kept = self.kept[place]
-        if self.is_even:
-            first = self.lengths[0]
-            kept[:, :, first : first + keys.shape[2]] = keys
-        elif keys.shape[2] == 1 and keys.stride(-1) == 1 and is_fused_without_gradient(keys):
-            from ..kernels.triton_decoding import keep_one
-
-            keep_one(kept, keys, self.seen.positions)
-        else:
-            kept[self.seen.rows, :, self.seen.positions] = keys.transpose(1, 2)
-        return kept
-
     def end(self, tokens: int | Sequence[int]) -> None:
         """The announced tokens are there: all of them or, row by row, as many as count (the rest
         was padding)."""
         counts = [tokens] * len(self.lengths) if isinstance(tokens, int) else tokens
         self.lengths = [n + count for n, count in zip(self.lengths, counts, strict=True)]
-        self.seen = None
+
+    def restart(self) -> None:
+        """Forget all tokens, and keep the memory."""
+        self.lengths = []
+
+    def past(self, t: int | None, slot: int, shown: Shown | None) -> Past:
+        """Keeps what the announced tokens show; they see one another too."""
+        if shown is None:
+            return WholeText(t, None)
+        assert self.seen is not None
+        place = (0 if self.frozen else t, slot)
+        both = shown if isinstance(shown, tuple) else (shown,)
+        if place not in self.kept:
+            new = [x.new_zeros(*x.shape[:2], self.capacity, x.shape[3]) for x in both]
+            self.kept[place] = (new[0], new[1]) if len(new) == 2 else new[0]
+        kept = self.kept[place]
+        for old, new_keys in zip(kept if isinstance(kept, tuple) else (kept,), both, strict=True):
+            if self.is_even:
+                first = self.lengths[0]
+                old[:, :, first : first + new_keys.shape[2]] = new_keys
+            else:
+                put(old, new_keys, self.seen.positions)
+        if not any(self.lengths):  # nobody to look back at
+            return WholeText(t, shown)
+        return Kept(t, shown, kept, self.seen)
 
     def keep_rows(self, rows: Sequence[int]) -> None:
         """Forget the other rows."""
-        self.lengths = [self.lengths[row] for row in rows]
-        self.kept = {place: kept[list(rows)] for place, kept in self.kept.items()}
+        chosen = list(rows)
+        self.lengths = [self.lengths[row] for row in chosen]
+        for place, kept in self.kept.items():
+            if isinstance(kept, tuple):
+                self.kept[place] = kept[0][chosen], kept[1][chosen]
+            else:
+                self.kept[place] = kept[chosen]
 
 
-class Seen:
-    """Which of the kept tokens each announced token may see."""
+def put(kept: Tensor, keys: Tensor, positions: Tensor) -> None:
+    """Write keys (rows, heads, tokens, size) into kept ones, at positions (rows, tokens)."""
+    if keys.is_cuda and keys.shape[2] == 1 and keys.stride(-1) == 1 and is_fused(keys):
+        from ..kernels.triton_decoding import keep_one
 
-    def __init__(self, positions: Tensor, stop: int, *, single: bool = False):
-        self.positions = positions
-        """(rows, tokens), of the announced tokens."""
-        self.stop = stop
-        """No kept token matters from here on."""
-        self.single = single
-        """Every row has one new token, the last one, at the same place."""
-        self.rows = torch.arange(len(positions), device=positions.device)[:, None]
-        self.masks: dict[bool, Tensor] = {}
+        keep_one(kept, keys, positions)
+        return
+    rows = torch.arange(len(positions), device=positions.device)[:, None]
+    kept[rows, :, positions] = keys.transpose(1, 2)
 
-    @classmethod
-    def after(cls, lengths: Sequence[int], tokens: int, device: torch.device) -> "Seen":
-        """The next ``tokens`` tokens of rows of these lengths."""
-        first = torch.tensor(lengths, device=device)[:, None]
-        positions = first + torch.arange(tokens, device=device)
-        is_even = len(set(lengths)) == 1
-        return cls(positions, max(lengths) + tokens, single=is_even and tokens == 1)
 
-    def window(self, kept: Tensor, *, strict: bool) -> tuple[Tensor, Tensor | None]:
-        """The kept keys that matter, and a mask (rows, 1, tokens, keys) where not all are seen."""
-        if self.single:
-            return kept[:, :, : self.stop - 1 if strict else self.stop], None
-        if strict not in self.masks:
-            there = torch.arange(self.stop, device=kept.device)
-            here = self.positions[:, None, :, None]
-            self.masks[strict] = there < here if strict else there <= here
-        return kept[:, :, : self.stop], self.masks[strict]
+def is_fused(tensor: Tensor) -> bool:
+    """For kernels that have no backward pass."""
+    return not tensor.requires_grad and choose(tensor).fused

@@ -1,8 +1,9 @@
-"""What is needed to continue texts, apart from the choice of a token.
+"""Texts that grow: the part of each that the model sees, and the cache of that part.
 
 Past the context. Positions are learned and absolute, so a window cannot slide without computing
 everything in it anew. It jumps: a text that has outgrown the context is seen from its last three
-quarters of a context on, until it has outgrown it again. Cached or not, the rule is the same.
+quarters of a context on (``kept_of``), until it has outgrown it again. Cached or not, the rule
+is the same.
 """
 
 from collections import deque
@@ -13,20 +14,24 @@ import torch
 from torch import Tensor
 
 from ..kernels.graph import Graphed
-from ..model.block import stacked
-from ..model.energy.total import Extra
-from ..model.network import LanguageModel
+from ..model.network import Network
+from ..model.step import Extra
 from .cache import Cache
 
 CacheKind = Literal["exact", "frozen", "none"]
 
 
+def kept_of(context: int) -> int:
+    """How many tokens are seen of a text that has outgrown the context."""
+    return context - context // 4
+
+
 def make_decoder(
-    model: LanguageModel,
+    model: Network,
     prompts: Sequence[Sequence[int]],
-    kind: CacheKind,
-    steps: int | None,
-    extra: Extra | None,
+    kind: CacheKind = "exact",
+    steps: int | None = None,
+    extra: Extra | None = None,
 ) -> "Decoder":
     """The recorded one on a GPU, if there is a cache and nothing of the user's that might wait."""
     if model.tokens.is_cuda and kind != "none" and not extra:
@@ -35,77 +40,86 @@ def make_decoder(
 
 
 class Decoder:
-    """Texts that grow, the part of each that the model sees, and the cache of that part."""
-
     lead = 0
     """How many tokens are made before the first of them is read."""
 
     def __init__(
         self,
-        model: LanguageModel,
+        model: Network,
         prompts: Sequence[Sequence[int]],
-        kind: CacheKind,
-        steps: int | None,
-        extra: Extra | None,
+        kind: CacheKind = "exact",
+        steps: int | None = None,
+        extra: Extra | None = None,
     ):
-        self.model, self.kind, self.steps, self.extra = model, kind, steps, extra
+        self.model, self.kind, self.extra = model, kind, extra
+        self.steps = model.check_steps(steps)
+        if kind == "frozen" and model.cfg.block == "gpt":
+            raise ValueError("a frozen cache is for recurrent models: a gpt's blocks differ")
         with torch.no_grad():
-            self.prepared = model.prepare(extra)
+            self.plans, self.readout = model.plan(extra, stacked=True), model.reader()
         self.device = model.tokens.device
         self.texts = [list(prompt) for prompt in prompts]
-        self.starts = [max(0, len(text) - model.cfg.context) for text in self.texts]
+        self.starts = [0] * len(self.texts)
+        self.longest = max(map(len, self.texts))
+        """Tokens of the longest text that the model sees, or would see."""
         self.latest = torch.tensor([text[-1] for text in self.texts], device=self.device)
         self.cache: Cache | None = None
+        context = model.cfg.context
+        if self.longest > context:
+            self.starts = [max(0, len(text) - context) for text in self.texts]
+            self.longest = context
 
     def next_logits(self) -> Tensor:
         """Logits after the last token of each text, shape (rows, vocabulary)."""
-        if max(self.lengths()) > self.model.cfg.context:
+        if self.longest > self.model.cfg.context:
             self.jump()
+            self.cache = None  # positions have changed
         if self.cache is None:
             return self.whole_windows()
-        x = self.extend(self.latest[:, None], self.cache)
+        idx = self.latest[:, None]
+        positions = self.cache.begin(len(idx), 1, self.device)
+        x = self.extend(idx, positions, self.cache)
         self.cache.end(1)
-        return self.model.readout(x[:, 0]).float()
+        return self.readout(x[:, 0]).float()
 
-    def lengths(self) -> list[int]:
-        """Tokens of each text that the model sees, or would see."""
-        return [len(text) - start for text, start in zip(self.texts, self.starts, strict=True)]
+    def extend(self, idx: Tensor, positions: Tensor, cache: Cache) -> Tensor:
+        """The last states of new tokens."""
+        x = self.model.extend(idx, positions, self.plans, cache, steps=self.steps)
+        if cache.frozen:
+            self.plans[0].keep(x, 0, cache)
+        return x
 
     def jump(self) -> None:
         """Let go of the oldest quarter of what has outgrown the context."""
         context = self.model.cfg.context
-        kept = context - context // 4
-        self.starts = [
-            len(text) - kept if length > context else start
-            for text, length, start in zip(self.texts, self.lengths(), self.starts, strict=True)
-        ]
-        self.cache = None  # positions have changed
-
-    def extend(self, idx: Tensor, cache: Cache) -> Tensor:
-        """The last states of new tokens."""
-        return self.model.extend(idx, cache, self.prepared, steps=self.steps)
+        for row, text in enumerate(self.texts):
+            if len(text) - self.starts[row] > context:
+                self.starts[row] = len(text) - kept_of(context)
+        self.longest = max(len(t) - s for t, s in zip(self.texts, self.starts, strict=True))
 
     def whole_windows(self) -> Tensor:
         """Compute all that is seen, left-aligned: what follows a token cannot change it."""
         windows = [text[start:] for text, start in zip(self.texts, self.starts, strict=True)]
         lengths = [len(window) for window in windows]
-        longest = max(lengths)
-        padded = [window + [0] * (longest - len(window)) for window in windows]
+        padded = [window + [0] * (self.longest - len(window)) for window in windows]
         idx = torch.tensor(padded, device=self.device)
         last = torch.tensor(lengths, device=self.device) - 1
         rows = torch.arange(len(windows), device=self.device)
         if self.kind == "none":
-            logits, _ = self.model(idx, steps=self.steps, extra=self.extra)
+            logits, _ = self.model(idx, steps=self.steps, extra=self.extra, dropout=False)
+            assert logits is not None
             return logits[rows, last].float()
         if self.cache is None:
             self.cache = Cache(self.model.cfg.context, frozen=self.kind == "frozen")
-        x = self.model.extend(idx, self.cache, self.prepared, steps=self.steps)
+        positions = self.cache.begin(len(idx), self.longest, self.device)
+        x = Decoder.extend(self, idx, positions, self.cache)
         self.cache.end(lengths)
-        return self.model.readout(x[rows, last]).float()
+        return self.readout(x[rows, last]).float()
 
     def feed(self, chosen: Tensor) -> None:
         """The next token of each text, (rows,)."""
         self.latest = chosen
+        self.longest += 1
         for text, token in zip(self.texts, chosen.tolist(), strict=True):
             text.append(token)
 
@@ -116,15 +130,15 @@ class Decoder:
     def keep_rows(self, rows: Sequence[int]) -> None:
         self.texts = [self.texts[row] for row in rows]
         self.starts = [self.starts[row] for row in rows]
+        self.longest = max(len(t) - s for t, s in zip(self.texts, self.starts, strict=True))
         self.latest = self.latest[list(rows)]
         if self.cache is not None:
             self.cache.keep_rows(rows)
 
     def said(self) -> Tensor:
         """Which tokens each text has, shape (rows, vocabulary)."""
-        said = torch.zeros(
-            len(self.texts), self.model.cfg.vocab_size, dtype=torch.bool, device=self.device
-        )
+        shape = len(self.texts), self.model.cfg.vocab_size
+        said = torch.zeros(shape, dtype=torch.bool, device=self.device)
         for row, text in zip(said, self.texts, strict=True):
             row[torch.tensor(text, device=self.device)] = True
         return said
@@ -141,15 +155,12 @@ class GraphedDecoder(Decoder):
 
     def __init__(
         self,
-        model: LanguageModel,
+        model: Network,
         prompts: Sequence[Sequence[int]],
-        kind: CacheKind,
-        steps: int | None,
+        kind: CacheKind = "exact",
+        steps: int | None = None,
     ):
-        super().__init__(model, prompts, kind, steps, None)
-        if model.cfg.block == "nrgpt":
-            with torch.no_grad():
-                self.prepared = [stacked(terms) for terms in self.prepared]
+        super().__init__(model, prompts, kind, steps)
         self.step = Graphed(self.logits_at, passing=True)
         self.positions: Tensor | None = None
         """Of the latest tokens, (rows, 1), on the device."""
@@ -159,28 +170,29 @@ class GraphedDecoder(Decoder):
     def next_logits(self) -> Tensor:
         if self.cache is None:
             return self.whole_windows()
-        if max(self.lengths()) + len(self.unread) > self.model.cfg.context:
+        if self.longest > self.model.cfg.context:
             self.settle()
-            cache = self.cache
             self.jump()
-            cache.restart()  # the recording writes into its memory
-            self.cache = cache
+            self.cache.restart()  # the recording writes into its memory
             return self.whole_windows()
         assert self.positions is not None
         self.positions += 1
         return self.step(self.latest[:, None], self.positions)
 
     def whole_windows(self) -> Tensor:
-        self.positions = torch.tensor(self.lengths(), device=self.device)[:, None] - 1
+        lengths = [len(t) - s for t, s in zip(self.texts, self.starts, strict=True)]
+        self.positions = torch.tensor(lengths, device=self.device)[:, None] - 1
         return super().whole_windows()
 
     def logits_at(self, idx: Tensor, positions: Tensor) -> Tensor:
         assert self.cache is not None
-        x = self.model.extend(idx, self.cache, self.prepared, steps=self.steps, positions=positions)
-        return self.model.readout(x[:, 0]).float()
+        self.cache.begin_at(positions)
+        x = self.extend(idx, positions, self.cache)
+        return self.readout(x[:, 0]).float()
 
     def feed(self, chosen: Tensor) -> None:
         self.latest = chosen
+        self.longest += 1
         self.unread.append(chosen)
 
     def read(self) -> list[int]:

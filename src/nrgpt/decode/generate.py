@@ -1,16 +1,15 @@
 """Continue texts: prompts of unequal length, greedy or sampled, all at once or as they come."""
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..check import check, check_choice
-from ..model.energy.total import Extra
-from ..model.network import LanguageModel
+from ..model.network import Network
+from ..model.step import Extra
 from .decoder import CacheKind, Decoder, make_decoder
 
 
@@ -62,7 +61,7 @@ class Sampling:
 
 
 def generate(
-    model: LanguageModel,
+    model: Network,
     prompts: Sequence[Sequence[int]],
     *,
     max_new_tokens: int,
@@ -103,7 +102,7 @@ def generate(
 
 
 def stream(
-    model: LanguageModel,
+    model: Network,
     prompts: Sequence[Sequence[int]],
     *,
     max_new_tokens: int,
@@ -143,8 +142,9 @@ def run(
     running = set(rows)
     for number in range(max_new_tokens + decoder.lead):
         if number < max_new_tokens:
-            with torch.no_grad(), evaluating(decoder.model):
-                chosen = sampling.choose(decoder.next_logits(), said, generator)
+            with torch.no_grad():
+                logits = decoder.next_logits()
+                chosen = sampling.choose(logits, said, generator)
                 if said is not None:
                     said.scatter_(1, chosen[:, None], True)
             decoder.feed(chosen)
@@ -161,16 +161,3 @@ def run(
             rows = [rows[i] for i in kept]
             decoder.keep_rows(kept)
             said = None if said is None else said[kept]
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Without dropout, and back to how it was however that ends."""
-    if not model.training:  # walking through the modules takes as long as a small model's token
-        yield
-        return
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train()

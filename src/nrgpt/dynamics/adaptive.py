@@ -5,7 +5,6 @@ with it: the prompt is computed as trained, then each new token stops when its r
 later tokens see it where it rests for all further steps.
 """
 
-import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -15,10 +14,7 @@ from torch import Tensor
 
 from ..decode.cache import Cache
 from ..decode.decoder import Decoder
-from ..decode.generate import evaluating
-from ..model.block import Etas
-from ..model.network import IGNORED_TARGET, LanguageModel
-from .field import look_among
+from ..model.network import IGNORED_TARGET, Network
 from .relax import Sight, Stop, relax
 
 
@@ -35,7 +31,7 @@ class Cost:
 
 @torch.no_grad()
 def loss_against_steps(
-    model: LanguageModel,
+    model: Network,
     idx: Tensor,
     targets: Tensor,
     stops: Sequence[Stop],
@@ -65,7 +61,7 @@ def loss_against_steps(
 
 
 def stream_adaptive(
-    model: LanguageModel,
+    model: Network,
     prompts: Sequence[Sequence[int]],
     stop: Stop,
     *,
@@ -86,58 +82,39 @@ def stream_adaptive(
     model.energy_block  # noqa: B018 (a baseline says here that it has no energy)
     decoder = AdaptiveDecoder(model, prompts, stop, steps)
     for _ in range(max_new_tokens):
-        with torch.no_grad(), evaluating(model):
+        with torch.no_grad():
             decoder.feed(decoder.next_logits().argmax(-1))
         yield decoder.read(), decoder.taken
 
 
 class AdaptiveDecoder(Decoder):
-    def __init__(
-        self,
-        model: LanguageModel,
-        prompts: Sequence[Sequence[int]],
-        stop: Stop,
-        steps: int | None,
-    ):
-        super().__init__(model, prompts, "exact", steps, None)
-        self.stop = stop
-        self.taken = [model.check_steps(steps)] * len(prompts)
+    """Rows wait for the slowest; those that have arrived stay where they are."""
 
-    def extend(self, idx: Tensor, cache: Cache) -> Tensor:
-        x, taken = extend_adaptively(self.model, idx, cache, self.stop, self.steps)
+    def __init__(
+        self, model: Network, prompts: Sequence[Sequence[int]], stop: Stop, steps: int | None
+    ):
+        super().__init__(model, prompts, "exact", steps)
+        self.stop = stop
+        self.taken = [self.steps] * len(prompts)
+
+    def extend(self, idx: Tensor, positions: Tensor, cache: Cache) -> Tensor:
+        """For one new token in each row of a cache that has tokens already."""
+        model, stop = self.model, self.stop
+        plan = model.energy_block.plan()
+        x = model.extend(idx, positions, [], cache, steps=0)
+        arrived = torch.zeros_like(idx, dtype=torch.bool)
+        held, taken = torch.zeros_like(idx), torch.zeros_like(idx)
+        before: Sight | None = None
+        for t in range(self.steps):
+            if bool(arrived.all()):  # nobody moves any more: only keys of later steps are missing
+                plan.keep(x, t, cache)
+                continue
+            look = plan.observe(x, t, cache)
+            now = Sight(look, self.readout(x).log_softmax(-1) if stop.reads_out else None)
+            held = torch.where(stop.holds(before, now), held + 1, 0)
+            arrived = arrived | ((held >= stop.patience) & (t >= stop.minimum))
+            x = torch.where(arrived.unsqueeze(-1), x, x + look.update)
+            taken = torch.where(arrived, taken, t + 1)
+            before = now
         self.taken = taken[:, 0].tolist()
         return x
-
-
-def extend_adaptively(
-    model: LanguageModel, idx: Tensor, cache: Cache, stop: Stop, steps: int | None
-) -> tuple[Tensor, Tensor]:
-    """``model.extend`` for one new token in each row of a cache that has tokens already. Rows wait
-    for the slowest; those that have arrived stay where they are."""
-    steps = model.check_steps(steps)
-    block = model.energy_block
-    prepared = block.prepare()
-    terms = [(folded.term, folded.readout) for folded in prepared]
-    etas = Etas(block, [name for name, _ in block.energy.named_terms()])
-    rows, tokens = idx.shape
-    cache.begin(rows, tokens, idx.device)
-    assert cache.seen is not None
-    x = model.embed(idx, cache.positions())
-    arrived = torch.zeros_like(idx, dtype=torch.bool)
-    held, taken = torch.zeros_like(idx), torch.zeros_like(idx)
-    before: Sight | None = None
-    for t in range(steps):
-        if bool(arrived.all()):  # nobody moves any more: only the keys of later steps are missing
-            block.keep(x, t, prepared, cache)
-            continue
-        put = functools.partial(cache.put, t)
-        look = look_among(terms, etas, block.norm(x), put, cache.seen)
-        log_p = model.readout(x).log_softmax(-1) if stop.reads_out else None
-        now = Sight(look, log_p)
-        held = torch.where(stop.holds(before, now), held + 1, 0)
-        arrived = arrived | ((held >= stop.patience) & (t >= stop.minimum))
-        update = block.rate.apply_step(look.push, t, x, block.norm)
-        x = torch.where(arrived.unsqueeze(-1), x, x + update)
-        taken = torch.where(arrived, taken, t + 1)
-        before = now
-    return x, taken

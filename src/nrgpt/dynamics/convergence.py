@@ -19,9 +19,8 @@ from rich.progress import track
 from torch import Tensor
 
 from ..check import check
-from ..decode.generate import evaluating
-from ..model.energy.total import Extra
-from ..model.network import LanguageModel
+from ..model.network import Network
+from ..model.step import Extra
 from .field import Field
 from .meaning import rank_correlation
 from .relax import relax
@@ -72,7 +71,7 @@ class Transients:
 
 @torch.no_grad()
 def transients(
-    model: LanguageModel,
+    model: Network,
     idx: Tensor,
     *,
     steps: int,
@@ -97,28 +96,26 @@ def transients(
     steps = model.check_steps(steps)
     check(tolerance > 0, "tolerance", tolerance, "positive")
     moves: list[Tensor] = []
-    with evaluating(model):
-        x = model.embed(idx)
-        field = Field(model, *idx.shape, extra=extra, past=past)
-        before = model.energy_block.norm(x)
-        try:
-            ways = roll(field, x, 0, steps)
-            for x in track(ways, "transients", total=steps, disable=not progress):
-                g = model.energy_block.norm(x)
-                moves.append(((g - before).norm(dim=-1) / before.norm(dim=-1)).cpu())
-                before = g
-        except KeyboardInterrupt:
-            if not moves:
-                raise
+    x = model.embed(idx)
+    field = Field(model, *idx.shape, extra=extra, past=past)
+    before = model.energy_block.norm(x)
+    try:
+        ways = roll(field, x, 0, steps)
+        for x in track(ways, "transients", total=steps, disable=not progress):
+            g = model.energy_block.norm(x)
+            moves.append(((g - before).norm(dim=-1) / before.norm(dim=-1)).cpu())
+            before = g
+    except KeyboardInterrupt:
+        if not moves:
+            raise
     return Transients(tolerance, model.cfg.steps, torch.stack(moves), x)
 
 
 def roll(field: Field, x: Tensor, start: int, steps: int) -> Iterator[Tensor]:
     """The states after each of ``steps`` plain steps, of which the first is step ``start``."""
     for t in range(start, start + steps):
-        field.at_step(t)
         field.commit(x)
-        x = x + field.move(field.look(x), t, x)
+        x = x + field.look(x, t).update
         yield x
 
 
@@ -170,7 +167,7 @@ class Stability:
 
 @torch.no_grad()
 def stability(
-    model: LanguageModel,
+    model: Network,
     idx: Tensor,
     *,
     settle: int,
@@ -201,28 +198,27 @@ def stability(
     settle, steps = model.check_steps(settle), model.check_steps(steps)
     check(size > 0, "size", size, "positive")
     distances: list[Tensor] = []
-    with evaluating(model):
-        rest = relax(model, idx, steps=settle, past=past, extra=extra).x
-        push = torch.empty_like(rest).normal_(generator=generator)
-        push = size * rest.norm(dim=-1, keepdim=True) * push / push.norm(dim=-1, keepdim=True)
-        both = torch.cat([rest, rest + push])
-        twice = None if past is None else torch.cat([past, past])
-        field = Field(model, *both.shape[:2], extra=extra, past=twice)
+    rest = relax(model, idx, steps=settle, past=past, extra=extra).x
+    push = torch.empty_like(rest).normal_(generator=generator)
+    push = size * rest.norm(dim=-1, keepdim=True) * push / push.norm(dim=-1, keepdim=True)
+    both = torch.cat([rest, rest + push])
+    twice = None if past is None else torch.cat([past, past])
+    field = Field(model, *both.shape[:2], extra=extra, past=twice)
 
-        unit = model.energy_block.norm(rest).norm(dim=-1)
+    unit = model.energy_block.norm(rest).norm(dim=-1)
 
-        def look(both: Tensor) -> None:
-            g, pushed = model.energy_block.norm(both).chunk(2)
-            distances.append(((pushed - g).norm(dim=-1) / unit).cpu())
+    def look(both: Tensor) -> None:
+        g, pushed = model.energy_block.norm(both).chunk(2)
+        distances.append(((pushed - g).norm(dim=-1) / unit).cpu())
 
-        look(both)
-        try:
-            ways = roll(field, both, settle, steps)
-            for both in track(ways, "stability", total=steps, disable=not progress):
-                look(both)
-        except KeyboardInterrupt:
-            if len(distances) < 2:
-                raise
+    look(both)
+    try:
+        ways = roll(field, both, settle, steps)
+        for both in track(ways, "stability", total=steps, disable=not progress):
+            look(both)
+    except KeyboardInterrupt:
+        if len(distances) < 2:
+            raise
     return Stability(torch.stack(distances), 1e3 * torch.finfo(rest.dtype).eps, settle)
 
 

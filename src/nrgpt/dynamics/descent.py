@@ -11,9 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..decode.generate import evaluating
-from ..model.energy.total import Extra
-from ..model.network import LanguageModel
+from ..model.network import Network
+from ..model.step import Extra
 from .field import Field
 
 
@@ -48,7 +47,7 @@ class Descent:
 
 @torch.no_grad()
 def check_descent(
-    model: LanguageModel, idx: Tensor, *, steps: int | None = None, extra: Extra | None = None
+    model: Network, idx: Tensor, *, steps: int | None = None, extra: Extra | None = None
 ) -> Descent:
     """Follow the energies of the tokens ``idx`` (batch, tokens). Best in float64: a converged
     token's energy changes by less than float32 can tell.
@@ -64,26 +63,22 @@ def check_descent(
     True
     """
     steps = model.check_steps(steps)
-    with evaluating(model):
-        *_, last = model.states(idx, steps=steps, extra=extra)
-        rises = [
-            largest_rise(energies_along(model, idx, steps, extra, past)) for past in (None, last)
-        ]
+    *_, last = model.states(idx, steps=steps, extra=extra, dropout=False)
+    rises = [largest_rise(energies_along(model, idx, steps, extra, past)) for past in (None, last)]
     return Descent(*rises)
 
 
 def energies_along(
-    model: LanguageModel, idx: Tensor, steps: int, extra: Extra | None, past: Tensor | None
+    model: Network, idx: Tensor, steps: int, extra: Extra | None, past: Tensor | None
 ) -> Iterator[Tensor]:
     """Each token's energy before the first step and after each one."""
     field = Field(model, *idx.shape, extra=extra, past=past)
     x = model.embed(idx)
     for t in range(steps + 1):
-        field.at_step(t)
         field.commit(x)
-        look = field.look(x)
+        look = field.look(x, t)
         yield look.energy
-        x = x + field.move(look, t, x)
+        x = x + look.update
 
 
 def largest_rise(energies: Iterator[Tensor]) -> Rise:

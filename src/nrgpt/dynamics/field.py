@@ -5,24 +5,14 @@ rest (their keys stay as they are), and a token can be tried at another place wi
 noticing. That takes the strict mask, B < A: a token that is its own key would notice itself.
 """
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-from ..decode.cache import Seen
-from ..model.block import Etas
-from ..model.energy import AttentionEnergy, EnergyTerm, Readout
-from ..model.energy.total import Extra, read
-from ..model.network import LanguageModel
-
-
-class Look(NamedTuple):
-    g: Tensor
-    energy: Tensor  # (batch, tokens), the sum of all terms
-    force: Tensor  # -dE/dg, (batch, tokens, D)
-    push: Tensor  # what all steps share of eta, times it
+from ..decode.cache import Kept, Seen, put
+from ..model.energy import AttentionEnergy
+from ..model.network import Network
+from ..model.past import Past, Shown, WholeText
+from ..model.step import Extra, Observation
 
 
 class Field:
@@ -34,25 +24,22 @@ class Field:
 
     def __init__(
         self,
-        model: LanguageModel,
+        model: Network,
         batch: int,
         tokens: int,
         *,
         extra: Extra | None = None,
         past: Tensor | None = None,
     ):
-        self.block = block = model.energy_block
-        named = list(block.energy.named_terms(extra))
-        self.terms = [(term, term.readout()) for _, term in named]
-        self.etas = Etas(block, [name for name, _ in named])
-        for term, _ in self.terms:
-            if isinstance(term, AttentionEnergy) and term.mask != "strict":
+        self.plan = model.energy_block.plan(extra)
+        for _, term in model.energy_block.named_terms(extra):
+            if isinstance(term, AttentionEnergy) and not term.strict:
                 raise ValueError(
                     f"mask = {term.mask!r}: a token that is its own key has no field to move in; "
                     "this needs mask = 'strict'"
                 )
         self.tokens = tokens
-        self.kept: dict[int, Tensor] = {}
+        self.kept: dict[int, Shown] = {}
         self.everywhere = torch.arange(tokens, device=model.tokens.device).expand(batch, -1)
         self.aim(self.everywhere)
         self.is_fixed = False
@@ -65,71 +52,31 @@ class Field:
         behind the last, is for those that are there to fill a row."""
         self.seen = Seen(positions, self.tokens + 1)
 
-    def at_step(self, t: int) -> None:
-        """Step t begins: terms that change over the steps hear of it."""
-        for term, _ in self.terms:
-            term.at_step(t)
-
     def commit(self, x: Tensor) -> None:
         """Later tokens see the tokens aimed at as they are in x, from now on."""
         if self.is_fixed:
             return
-        g = self.block.norm(x)
-        for slot, (term, readout) in enumerate(self.terms):
-            keys = term.keys(read(readout, g), g)
-            if keys is None:
+        for slot, shown in enumerate(self.plan.shown(x)):
+            if shown is None:
                 continue
+            both = shown if isinstance(shown, tuple) else (shown,)
             if slot not in self.kept:
-                batch, heads, _, size = keys.shape
-                self.kept[slot] = keys.new_zeros(batch, heads, self.tokens + 1, size)
-            self.kept[slot][self.seen.rows, :, self.seen.positions] = keys.transpose(1, 2)
+                new = [k.new_zeros(*k.shape[:2], self.tokens + 1, k.shape[3]) for k in both]
+                self.kept[slot] = (new[0], new[1]) if len(new) == 2 else new[0]
+            kept = self.kept[slot]
+            for old, keys in zip(kept if isinstance(kept, tuple) else (kept,), both, strict=True):
+                put(old, keys, self.seen.positions)
 
-    def look(self, x: Tensor) -> Look:
-        """At the tokens aimed at, where they are in x."""
-        g = self.block.norm(x)
-        return look_among(self.terms, self.etas, g, lambda slot, _: self.kept[slot], self.seen)
+    def past(self, t: int | None, slot: int, shown: Shown | None) -> Past:
+        """Among the keys as they were committed."""
+        if shown is None:
+            return WholeText(t, None)
+        return Kept(t, shown, self.kept[slot], self.seen)
 
-    def energy(self, x: Tensor) -> Tensor:
+    def look(self, x: Tensor, t: int) -> Observation:
+        """At the tokens aimed at, where they are in x at step t."""
+        return self.plan.observe(x, t, self)
+
+    def energy(self, x: Tensor, t: int | None = None) -> Tensor:
         """Of the tokens aimed at, where they are in x: (batch, tokens). Cheaper than a look."""
-        g = self.block.norm(x)
-        energy = torch.zeros_like(g[..., 0])
-        for slot, (term, readout) in enumerate(self.terms):
-            z = read(readout, g)
-            keys = term.keys(z, g)
-            if keys is None:
-                energy = energy + term.energy(z, None)
-            else:
-                energy = energy + term.energy_among(z, keys, self.kept[slot], self.seen)
-            energy = energy if readout.field is None else energy - g @ readout.field
-        return energy
-
-    def move(self, look: Look, t: int, x: Tensor) -> Tensor:
-        """-eta dE/dg at step t: what a plain step adds to x."""
-        return self.block.rate.apply_step(look.push, t, x, self.block.norm)
-
-
-def look_among(
-    terms: Sequence[tuple[EnergyTerm, Readout]],
-    etas: Etas,
-    g: Tensor,
-    kept: Callable[[int, Tensor], Tensor],
-    seen: Seen,
-) -> Look:
-    """At tokens among kept keys: ``kept(number of the term, their own)`` gives those of all."""
-    energy, forces = torch.zeros_like(g[..., 0]), []
-    for slot, (term, readout) in enumerate(terms):
-        R, _, h = readout
-        z = read(readout, g)
-        keys = term.keys(z, g)
-        if keys is None:
-            own, on_z = term.energy(z, None), term.force(z, None)
-        else:
-            others = kept(slot, keys)
-            own = term.energy_among(z, keys, others, seen)
-            on_z = term.force_among(z, keys, others, seen)
-        energy = energy + own
-        force = on_z if R is None else on_z @ R[: term.written]
-        if h is not None:
-            energy, force = energy - g @ h, force + h
-        forces.append(force)
-    return Look(g, energy, torch.stack(forces).sum(0), etas.push(forces))
+        return torch.stack(list(self.plan.energies(x, t, self).values())).sum(0)

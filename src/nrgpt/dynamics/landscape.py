@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from ..check import check
-from ..model.energy.total import Extra
-from ..model.network import LanguageModel
+from ..model.network import Network
 from ..model.norm import LayerNorm, NoNorm
+from ..model.step import Extra
 from .field import Field
 
 Function = Callable[[Tensor], Tensor]
@@ -93,7 +93,7 @@ class TokenLandscape:
 
     def __init__(
         self,
-        model: LanguageModel,
+        model: Network,
         idx: Tensor,
         token: int,
         *,
@@ -104,7 +104,9 @@ class TokenLandscape:
         check(0 <= token < idx.shape[1], "token", token, f"in 0 .. {idx.shape[1] - 1}")
         self.token = token
         with torch.no_grad():
-            self.states = torch.stack(list(model.states(idx, steps=steps, extra=extra)))[:, 0]
+            self.states = torch.stack(
+                list(model.states(idx, steps=steps, extra=extra, dropout=False))
+            )[:, 0]
             # Many points are many tokens at one place of one text: its keys are read once.
             past = self.states[-1].unsqueeze(0)
             self.field = Field(model, *idx.shape, extra=extra, past=past)

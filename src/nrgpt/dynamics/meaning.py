@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from ..check import check
-from ..model.network import LanguageModel
+from ..model.network import Network
 from .trajectory import trajectory
 
 
-def signals(model: LanguageModel, idx: Tensor, *, steps: int | None = None) -> dict[str, Tensor]:
+def signals(model: Network, idx: Tensor, *, steps: int | None = None) -> dict[str, Tensor]:
     """Numbers for each token, (batch, tokens), none of which knows the next token. The last two,
     the readout's entropy and minus its largest log-probability, need no energy: the yardstick.
 
@@ -50,7 +50,7 @@ class Correlation:
 
 
 def correlations(
-    model: LanguageModel, idx: Tensor, targets: Tensor, *, steps: int | None = None
+    model: Network, idx: Tensor, targets: Tensor, *, steps: int | None = None
 ) -> list[Correlation]:
     """Of each signal with the loss, the strongest first."""
     with torch.no_grad():
@@ -72,7 +72,7 @@ class Detection:
 
 
 def detection(
-    model: LanguageModel, familiar: Tensor, strange: Tensor, *, steps: int | None = None
+    model: Network, familiar: Tensor, strange: Tensor, *, steps: int | None = None
 ) -> list[Detection]:
     """How well each signal, averaged over a text, tells strange texts (batch, tokens) from familiar
     ones; the best first, in either direction."""

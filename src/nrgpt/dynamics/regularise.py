@@ -12,19 +12,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..check import check
-from ..decode.cache import Seen
-from ..decode.generate import evaluating
 from ..model.certificate import Finding, Guarantee
 from ..model.energy import EnergyTerm, Readout
-from ..model.network import LanguageModel
+from ..model.network import Network
+from ..model.past import Past, Shown
 from .schedules import Schedule
 
 
 class Regulariser(EnergyTerm):
-    """A term with a weight, which may be a function of the step.
-
-    Whoever computes a step tells it to the term first (``at_step``): the model's own loop does, and
-    so do the tools of nrgpt.dynamics. A weight that nobody has told the step is an error.
+    """A term with a weight, which may be a function of the inference step.
 
     >>> import nrgpt, torch
     >>> from nrgpt.dynamics.regularise import Toward
@@ -38,32 +34,23 @@ class Regulariser(EnergyTerm):
         super().__init__()
         if not callable(weight):
             check(weight >= least, "weight", weight, f"at least {least:g}")
-        self.given, self.least = weight, least
-        self.step: int | None = None
+        self.weight, self.least = weight, least
 
-    @property
-    def weight(self) -> float:
-        if not callable(self.given):
-            return self.given
-        if self.step is None:
+    def weight_at(self, past: Past) -> float:
+        if not callable(self.weight):
+            return self.weight
+        if past.t is None:
             raise ValueError(
-                f"the weight of {type(self).__name__} depends on the step, and nobody said which "
-                "it is: call at_step(t) first"
+                f"the weight of {type(self).__name__} depends on the inference step, and outside "
+                "of a forward pass there is none"
             )
-        value = self.given(self.step)
-        check(value >= self.least, f"weight({self.step})", value, f"at least {self.least:g}")
+        value = self.weight(past.t)
+        check(value >= self.least, f"weight({past.t})", value, f"at least {self.least:g}")
         return value
-
-    def readout(self) -> Readout:
-        self.step = None  # a new pass begins: the last one's step is not this one's
-        return super().readout()
-
-    def at_step(self, t: int) -> None:
-        self.step = t
 
     def settled(self, finding: Finding) -> Finding:
         """What a term guarantees, unless its energy is another one at each step."""
-        if callable(self.given):
+        if callable(self.weight):
             why = "its weight, and so the energy, changes from step to step"
             return Finding(finding.part, Guarantee.NONE, why)
         return finding
@@ -95,11 +82,11 @@ class Toward(Regulariser):
         )
         self.register_buffer("v", direction / direction.norm())
 
-    def energy(self, z: Tensor, keys: Tensor | None) -> Tensor:
-        return -self.weight * (z @ self.v)
+    def energy(self, z: Tensor, past: Past) -> Tensor:
+        return -self.weight_at(past) * (z @ self.v)
 
-    def force(self, z: Tensor, keys: Tensor | None) -> Tensor:
-        return (self.weight * self.v).expand_as(z)
+    def force(self, z: Tensor, past: Past) -> Tensor:
+        return (self.weight_at(past) * self.v).expand_as(z)
 
     def guarantee(self) -> Finding:
         return self.settled(Finding("Toward", Guarantee.EVERY_STEP, "concave: linear in g"))
@@ -118,7 +105,7 @@ class Says(Regulariser):
     bias: Tensor
     tokens: Tensor
 
-    def __init__(self, model: LanguageModel, tokens: Sequence[int], weight: float | Schedule):
+    def __init__(self, model: Network, tokens: Sequence[int], weight: float | Schedule):
         super().__init__(weight)
         check(len(tokens) > 0, "tokens", tokens, "at least one")
         model.check_vocabulary(torch.tensor(list(tokens)))
@@ -142,69 +129,55 @@ class Says(Regulariser):
     def logits(self, g: Tensor) -> Tensor:
         return F.linear(g, self.head, self.bias)
 
-    def energy(self, z: Tensor, keys: Tensor | None) -> Tensor:
+    def energy(self, z: Tensor, past: Past) -> Tensor:
         logits = self.logits(z)
         chosen = logits[..., self.tokens].logsumexp(-1)
-        return -self.weight * (chosen - logits.logsumexp(-1))
+        return -self.weight_at(past) * (chosen - logits.logsumexp(-1))
 
-    def force(self, z: Tensor, keys: Tensor | None) -> Tensor:
+    def force(self, z: Tensor, past: Past) -> Tensor:
         logits = self.logits(z)
         p = logits.softmax(-1)
         wanted = torch.zeros_like(p)
         share = logits[..., self.tokens].softmax(-1)
         wanted[..., self.tokens] = share
-        return self.weight * ((wanted - p) @ self.head)
+        return self.weight_at(past) * ((wanted - p) @ self.head)
 
 
 class Bounded(Regulariser):
     """E = (weight / 2) max(0, E_term - bound)^2: keeps another term's energy below a bound.
 
-    ``term`` is any term, one of the model's own (``model.energy_block.energy.terms["attention"]``)
+    ``term`` is any term, one of the model's own (``model.energy_block.terms["attention"]``)
     for instance: then it counts once as itself, and once more where it is above the bound.
     """
 
     def __init__(self, term: EnergyTerm, bound: float, weight: float | Schedule):
         super().__init__(weight, least=0.0)
         self.term, self.bound = term, bound
-        self.written = term.written
-
-    def at_step(self, t: int) -> None:
-        super().at_step(t)
-        self.term.at_step(t)
 
     def readout(self) -> Readout:
-        super().readout()
-        R, b, h = self.term.readout()
-        if h is not None:
+        readout = self.term.readout()
+        if readout.field is not None:
             raise ValueError("a term with a constant field cannot be bounded")
-        return Readout(R, b)
+        return readout
 
-    def keys(self, z: Tensor, g: Tensor) -> Tensor | None:
+    def keys(self, z: Tensor, g: Tensor) -> Shown | None:
         return self.term.keys(z, g)
 
-    def energy(self, z: Tensor, keys: Tensor | None) -> Tensor:
-        return self.weight / 2 * F.relu(self.term.energy(z, keys) - self.bound).square()
+    def energy(self, z: Tensor, past: Past) -> Tensor:
+        return self.weight_at(past) / 2 * F.relu(self.term.energy(z, past) - self.bound).square()
 
-    def force(self, z: Tensor, keys: Tensor | None) -> Tensor:
-        above = self.weight * F.relu(self.term.energy(z, keys) - self.bound)
-        return above.unsqueeze(-1) * self.term.force(z, keys)
-
-    def force_among(self, z: Tensor, keys: Tensor, kept: Tensor, seen: Seen) -> Tensor:
-        above = F.relu(self.term.energy_among(z, keys, kept, seen) - self.bound)
-        return self.weight * above.unsqueeze(-1) * self.term.force_among(z, keys, kept, seen)
-
-    def energy_among(self, z: Tensor, keys: Tensor, kept: Tensor, seen: Seen) -> Tensor:
-        above = F.relu(self.term.energy_among(z, keys, kept, seen) - self.bound)
-        return self.weight / 2 * above.square()
+    def force(self, z: Tensor, past: Past) -> Tensor:
+        energy, force = self.term.energy_and_force(z, past)
+        above = self.weight_at(past) * F.relu(energy - self.bound)
+        return above.unsqueeze(-1) * force
 
 
 @torch.no_grad()
-def concept_vector(model: LanguageModel, having: Tensor, lacking: Tensor) -> Tensor:
+def concept_vector(model: Network, having: Tensor, lacking: Tensor) -> Tensor:
     """The difference of the mean last g of two sets of texts (batch, tokens): a direction for
     ``Toward`` that tells the one from the other."""
     means = []
-    with evaluating(model):
-        for idx in (having, lacking):
-            *_, x = model.states(idx)
-            means.append(model.energy_block.norm(x).flatten(0, 1).mean(0))
+    for idx in (having, lacking):
+        *_, x = model.states(idx, dropout=False)
+        means.append(model.energy_block.norm(x).flatten(0, 1).mean(0))
     return means[0] - means[1]

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from ..check import check, check_choice
-from ..decode.generate import evaluating
-from ..model.energy.total import Extra
-from ..model.network import LanguageModel
-from .field import Field, Look
+from ..model.network import Network
+from ..model.step import Extra, Observation
+from .field import Field
 from .solvers import Plain, Solver
 
 RuleName = Literal["energy", "force", "entropy", "kl", "argmax"]
@@ -68,12 +67,12 @@ class Stop:
 
 
 class Sight(NamedTuple):
-    look: Look
+    look: Observation
     log_p: Tensor | None
 
     def select(self, rows: Tensor, columns: Tensor) -> "Sight":
-        look = Look(*(value[rows, columns] for value in self.look))
-        return Sight(look, None if self.log_p is None else self.log_p[rows, columns])
+        log_p = None if self.log_p is None else self.log_p[rows, columns]
+        return Sight(self.look.select(rows, columns), log_p)
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ class Relaxed:
 
 @torch.no_grad()
 def relax(
-    model: LanguageModel,
+    model: Network,
     idx: Tensor,
     *,
     steps: int | None = None,
@@ -114,41 +113,44 @@ def relax(
     solver = Plain() if solver is None else solver
     solver.begin()
     steps = model.check_steps(steps)
-    with evaluating(model):
-        x = model.embed(idx)
-        batch, tokens = idx.shape
-        field = Field(model, batch, tokens, extra=extra, past=past)
-        last, taken = x.clone(), torch.zeros_like(idx)
-        positions = field.everywhere  # of the tokens in x; fillers have the position ``tokens``
-        going = torch.ones_like(idx, dtype=torch.bool)
-        held = torch.zeros_like(idx)  # for how many steps the rule has held
-        before: Sight | None = None
-        computed = 0
-        for t in range(steps):
-            field.at_step(t)
-            field.commit(x)
-            look = field.look(x)
-            if stop is not None:
-                now = Sight(look, model.readout(x).log_softmax(-1) if stop.reads_out else None)
-                held = torch.where(stop.holds(before, now), held + 1, 0)
-                going = going & ((held < stop.patience) | (t < stop.minimum))
-                width = int(going.sum(1).max())
-                if width == 0:
-                    break
-                if width < x.shape[1]:  # the others move together, and are computed alone
-                    rows, columns, filler = pack(going)
-                    positions = positions[rows, columns].masked_fill(filler, tokens)
-                    x, held, now = x[rows, columns], held[rows, columns], now.select(rows, columns)
-                    going, look = ~filler, now.look
-                    solver.select(rows, columns)
-                    field.aim(positions)
-                before = now
-            x = torch.where(going.unsqueeze(-1), solver.step(field, look, x, t), x)
-            computed += positions.numel()
-            own, place = field.seen.rows.expand_as(positions)[going], positions[going]
-            last[own, place] = x[going]
-            taken[own, place] = t + 1
+    x = model.embed(idx)
+    batch, tokens = idx.shape
+    field = Field(model, batch, tokens, extra=extra, past=past)
+    last, taken = x.clone(), torch.zeros_like(idx)
+    positions = field.everywhere  # of the tokens in x; fillers have the position ``tokens``
+    going = torch.ones_like(idx, dtype=torch.bool)
+    held = torch.zeros_like(idx)  # for how many steps the rule has held
+    before: Sight | None = None
+    computed = 0
+    for t in range(steps):
+        field.commit(x)
+        look = field.look(x, t)
+        if stop is not None:
+            now = Sight(look, model.readout(x).log_softmax(-1) if stop.reads_out else None)
+            held = torch.where(stop.holds(before, now), held + 1, 0)
+            going = going & ((held < stop.patience) | (t < stop.minimum))
+            width = int(going.sum(1).max())
+            if width == 0:
+                break
+            if width < x.shape[1]:  # the others move together, and are computed alone
+                rows, columns, filler = pack(going)
+                positions = positions[rows, columns].masked_fill(filler, tokens)
+                x, held, now = x[rows, columns], held[rows, columns], now.select(rows, columns)
+                going, look = ~filler, now.look
+                solver.select(rows, columns)
+                field.aim(positions)
+            before = now
+        x = torch.where(going.unsqueeze(-1), solver.step(field, look, x, t), x)
+        computed += positions.numel()
+        own, place = rows_of(positions)[going], positions[going]
+        last[own, place] = x[going]
+        taken[own, place] = t + 1
     return Relaxed(last, taken, computed)
+
+
+def rows_of(positions: Tensor) -> Tensor:
+    """The number of the row of each entry."""
+    return torch.arange(len(positions), device=positions.device)[:, None].expand_as(positions)
 
 
 def pack(going: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from ..check import check
-from .field import Field, Look
+from ..model.step import Observation
+from .field import Field
 
 
 class Solver(ABC):
@@ -29,7 +30,7 @@ class Solver(ABC):
         """By name, each (batch, tokens, ...)."""
 
     @abstractmethod
-    def step(self, field: Field, look: Look, x: Tensor, t: int) -> Tensor:
+    def step(self, field: Field, look: Observation, x: Tensor, t: int) -> Tensor:
         """The tokens' next states."""
 
     def select(self, rows: Tensor, columns: Tensor) -> None:
@@ -38,8 +39,8 @@ class Solver(ABC):
 
 
 class Plain(Solver):
-    def step(self, field: Field, look: Look, x: Tensor, t: int) -> Tensor:
-        return x + field.move(look, t, x)
+    def step(self, field: Field, look: Observation, x: Tensor, t: int) -> Tensor:
+        return x + look.update
 
 
 class Backtracking(Solver):
@@ -52,12 +53,12 @@ class Backtracking(Solver):
         check(tries >= 1, "tries", tries, "at least 1")
         self.shrink, self.tries = shrink, tries
 
-    def step(self, field: Field, look: Look, x: Tensor, t: int) -> Tensor:
-        move = field.move(look, t, x)
+    def step(self, field: Field, look: Observation, x: Tensor, t: int) -> Tensor:
+        move = look.update
         size = torch.ones_like(look.energy)
         for _ in range(self.tries):
             tried = x + size.unsqueeze(-1) * move
-            rises = field.energy(tried) > look.energy
+            rises = field.energy(tried, t) > look.energy
             if not rises.any():
                 return tried
             size = torch.where(rises, size * self.shrink, size)
@@ -70,8 +71,8 @@ class Momentum(Solver):
         check(0 <= mu < 1, "mu", mu, "in [0, 1)")
         self.mu = mu
 
-    def step(self, field: Field, look: Look, x: Tensor, t: int) -> Tensor:
-        v = field.move(look, t, x)
+    def step(self, field: Field, look: Observation, x: Tensor, t: int) -> Tensor:
+        v = look.update
         if "v" in self.memory:
             v = v + self.mu * self.memory["v"]
         self.memory["v"] = v
@@ -86,8 +87,8 @@ class Anderson(Solver):
         check(memory >= 1, "memory", memory, "at least 1")
         self.length, self.ridge = memory, ridge
 
-    def step(self, field: Field, look: Look, x: Tensor, t: int) -> Tensor:
-        move = field.move(look, t, x)
+    def step(self, field: Field, look: Observation, x: Tensor, t: int) -> Tensor:
+        move = look.update
         plain = x + move
         if "x" not in self.memory:
             self.remember(x, move)
@@ -105,7 +106,7 @@ class Anderson(Solver):
         theta, _ = torch.linalg.solve_ex(gram + (ridge * scale + numbers.tiny) * eye, right)
         mixed = plain - ((dx + dmove).mT @ theta).squeeze(-1)
         self.remember(x, move)
-        helps = torch.isfinite(mixed).all(-1) & (field.energy(mixed) <= look.energy)
+        helps = torch.isfinite(mixed).all(-1) & (field.energy(mixed, t) <= look.energy)
         return torch.where(helps.unsqueeze(-1), mixed, plain)
 
     def remember(self, x: Tensor, move: Tensor) -> None:
@@ -121,9 +122,9 @@ class Langevin(Solver):
         check(temperature >= 0, "temperature", temperature, "at least 0")
         self.temperature, self.generator = temperature, generator
 
-    def step(self, field: Field, look: Look, x: Tensor, t: int) -> Tensor:
+    def step(self, field: Field, look: Observation, x: Tensor, t: int) -> Tensor:
         noise = torch.empty_like(x).normal_(generator=self.generator)
-        return x + field.move(look, t, x) + (2 * self.temperature) ** 0.5 * noise
+        return x + look.update + (2 * self.temperature) ** 0.5 * noise
 
 
 SOLVERS: dict[str, Any] = {

@@ -6,21 +6,19 @@ step serve its energies, its forces and the next state alike. What the model wou
 where the vocabulary is large: a whole readout at every step, which ``readouts=False`` leaves out.
 """
 
-import contextlib
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..decode.generate import evaluating
-from ..model.block import EnergyBlock, Etas
-from ..model.energy.total import Extra, read
-from ..model.network import IGNORED_TARGET, LanguageModel
+from ..model.block import Steps
+from ..model.network import IGNORED_TARGET, Network
+from ..model.step import Extra
 
 LOGITS_AT_ONCE = 1 << 22
 """Logits held at a time: read out for all tokens at once, a large vocabulary would need more memory
@@ -108,7 +106,7 @@ class Trajectory:
 
 
 def trajectory(
-    model: LanguageModel,
+    model: Network,
     idx: Tensor,
     targets: Tensor | None = None,
     steps: int | None = None,
@@ -168,7 +166,7 @@ def stacked(values: list[Tensor | None]) -> Tensor | None:
 
 
 def stream_trajectory(
-    model: LanguageModel,
+    model: Network,
     idx: Tensor,
     targets: Tensor | None = None,
     steps: int | None = None,
@@ -198,7 +196,7 @@ def stream_trajectory(
     if targets is not None and not readouts:
         raise ValueError("targets are for the loss, which readouts=False leaves out")
     if "total" in (extra or {}):
-        raise ValueError("extra term 'total': that is the name of the sum; call it otherwise")
+        raise ValueError("extra term 'total': that is the name of the sum; rename it")
     if not 1 <= top <= model.cfg.vocab_size:
         raise ValueError(f"top = {top}: must be in 1 .. vocab_size = {model.cfg.vocab_size}")
     return watch(model, idx, targets, steps, extra, energies, top if readouts else 0)
@@ -206,7 +204,7 @@ def stream_trajectory(
 
 @torch.no_grad()
 def watch(
-    model: LanguageModel,
+    model: Network,
     idx: Tensor,
     targets: Tensor | None,
     steps: int,
@@ -215,96 +213,47 @@ def watch(
     top: int,
 ) -> Iterator[Step]:
     """``top`` = 0 reads nothing out."""
-    with undisturbed(model):
-        watched = WatchedEnergy(model, extra) if energies else WatchedBlocks(model, extra)
+    look = look_at_energies if energies else look_at_states
+    with precisely(model):
+        plans = model.plan(extra)
         x, g_before = model.embed(idx), None
     for t in range(steps + 1):
-        with undisturbed(model):
-            look = watched.look(x, t)
+        with precisely(model):  # not while the caller has a state
+            g, found, force, after = look(model, plans[t % len(plans)], x, t)
             said = read_out(model, x, targets, top) if top else NOTHING_SAID
             record = Step(
                 t=t,
-                energies={name: energy.cpu() for name, energy in look.energies.items()},
-                force=None if look.force is None else look.force.norm(dim=-1).cpu(),
+                energies={name: energy.cpu() for name, energy in found.items()},
+                force=None if force is None else force.norm(dim=-1).cpu(),
                 size=x.norm(dim=-1).cpu(),
-                move=None if g_before is None else (look.g - g_before).norm(dim=-1).cpu(),
+                move=None if g_before is None else (g - g_before).norm(dim=-1).cpu(),
                 **{name: None if value is None else value.cpu() for name, value in said.items()},
             )
+            x, g_before = after() if t < steps else x, g
         yield record
-        if t < steps:
-            with undisturbed(model):
-                x, g_before = watched.advance(x, t, look), look.g
 
 
-@contextlib.contextmanager
-def undisturbed(model: LanguageModel) -> Iterator[None]:
-    """No dropout, no autocast; not held while the caller has a state: it may be training."""
-    with evaluating(model), torch.autocast(model.tokens.device.type, enabled=False):
-        yield
+def precisely(model: Network) -> torch.autocast:
+    return torch.autocast(model.tokens.device.type, enabled=False)
 
 
-class Look(NamedTuple):
-    g: Tensor
-    energies: dict[str, Tensor]  # (batch, tokens) each, the total first
-    force: Tensor | None  # -dE/dg, (batch, tokens, D)
-    push: Tensor | None  # what all steps share of eta, times it
+Looked = tuple[Tensor, dict[str, Tensor], Tensor | None, Callable[[], Tensor]]
+"""g, energies with their total first, the force on g, and how to get to the next state."""
 
 
-class WatchedBlocks:
-    """Any model's blocks, without energies."""
-
-    def __init__(self, model: LanguageModel, extra: Extra | None):
-        self.blocks, self.prepared = model.blocks, model.prepare(extra)
-        first = model.blocks[0]
-        self.norm = first.norm if isinstance(first, EnergyBlock) else model.final_norm
-
-    def look(self, x: Tensor, t: int) -> Look:
-        return Look(self.norm(x), {}, None, None)
-
-    def advance(self, x: Tensor, t: int, look: Look) -> Tensor:
-        i = t % len(self.blocks)
-        return self.blocks[i](x, t, self.prepared[i])
+def look_at_energies(model: Network, plan: Any, x: Tensor, t: int) -> Looked:
+    seen = plan.observe(x, t)
+    return seen.g, {"total": seen.energy, **seen.energies}, seen.force, lambda: x + seen.update
 
 
-class WatchedEnergy:
-    """The energy block, showing energies and forces on its way."""
-
-    def __init__(self, model: LanguageModel, extra: Extra | None):
-        self.block = block = model.energy_block
-        self.terms = [
-            (name, term, term.readout()) for name, term in block.energy.named_terms(extra)
-        ]
-        self.etas = Etas(block, [name for name, _, _ in self.terms])
-
-    def look(self, x: Tensor, t: int) -> Look:
-        g = self.block.norm(x)
-        total = torch.zeros_like(g[..., 0])
-        energies, forces = {}, []
-        for name, term, readout in self.terms:
-            R, _, h = readout
-            term.at_step(t)
-            z = read(readout, g)
-            keys = term.keys(z, g)
-            energy, on_z = term.energy_and_force(z, keys)
-            if energy.shape != total.shape:
-                raise ValueError(
-                    f"term {name!r}: energy has shape {tuple(energy.shape)}; it must have "
-                    f"(batch, tokens) = {tuple(total.shape)}"
-                )
-            energies[name] = energy if h is None else energy - g @ h
-            total = total + energies[name]
-            force = on_z if R is None else on_z @ R[: term.written]
-            forces.append(force if h is None else force + h)
-        force = torch.stack(forces).sum(0)
-        return Look(g, {"total": total, **energies}, force, self.etas.push(forces))
-
-    def advance(self, x: Tensor, t: int, look: Look) -> Tensor:
-        assert look.push is not None
-        return x + self.block.rate.apply_step(look.push, t, x, self.block.norm)
+def look_at_states(model: Network, plan: Steps, x: Tensor, t: int) -> Looked:
+    """Of any model. A baseline's g is what its head reads."""
+    norm = model.energy_block.norm if model.cfg.block == "nrgpt" else model.final_norm
+    return norm(x), {}, None, lambda: plan.move(x, t)
 
 
 def read_out(
-    model: LanguageModel, x: Tensor, targets: Tensor | None, top: int
+    model: Network, x: Tensor, targets: Tensor | None, top: int
 ) -> dict[str, Tensor | None]:
     """The fields of ``Step`` that come from the readout, for a bounded number of logits at a
     time."""

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..data.tokenizer import GPT2Tokenizer, SymbolTokenizer
 from ..decode.decoder import Decoder
-from ..decode.generate import Sampling, evaluating
+from ..decode.generate import Sampling
 from ..train.distributed import device_named
 from ..train.runs import Run, load_run
 from .extras import need
@@ -186,10 +186,7 @@ class HarnessModel(TemplateLM):
         # Said here, since a GPU would not say it.
         self.model.check_vocabulary(torch.tensor(padded))
         idx = torch.tensor(padded, device=self.device)
-        with evaluating(self.model):
-            for x in self.model.states(idx, steps=self.steps):  # noqa: B007
-                pass  # the last one counts
-        return x
+        return self.model.last_state(idx, steps=self.steps, dropout=False)
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         wanted = [options_of(request.args[1]) for request in requests]
@@ -224,15 +221,14 @@ class HarnessModel(TemplateLM):
         """The texts up to the first stop string of each, which may end, or begin, inside a token:
         the decoded text decides."""
         self.model.check_vocabulary(torch.tensor([t for prompt in prompts for t in prompt]))
-        decoder = Decoder(self.model, prompts, "exact", self.steps, None)
+        decoder = Decoder(self.model, prompts, "exact", self.steps)
         generator = torch.Generator(self._device).manual_seed(self.seed)
         stops = self.stops()
         new: list[list[int]] = [[] for _ in prompts]
         texts = [""] * len(prompts)
         running = list(range(len(prompts)))
         for _ in range(max_new_tokens):
-            with evaluating(self.model):
-                decoder.feed(sampling.choose(decoder.next_logits(), None, generator))
+            decoder.feed(sampling.choose(decoder.next_logits(), None, generator))
             tokens = decoder.read()
             goes_on = []
             for i, (row, token) in enumerate(zip(running, tokens, strict=True)):

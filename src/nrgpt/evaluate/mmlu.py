@@ -24,7 +24,6 @@ from rich.table import Table
 from torch.nn.utils.rnn import pad_sequence
 
 from ..check import suggestion
-from ..decode.generate import evaluating
 from ..measure.listops import Score
 from ..train.runs import Run
 from .extras import need
@@ -287,24 +286,21 @@ def ask(
     asked.sort(key=lambda one: -len(one[0]))
     right: Counter[str] = Counter()
     letters: Counter[str] = Counter(dict.fromkeys(LETTERS, 0))
-    with evaluating(run.model):
-        for i in track(range(0, len(asked), batch_size), "MMLU"):
-            batch = asked[i : i + batch_size]
-            rows = [torch.tensor(tokens) for tokens, _, _ in batch]
-            idx = pad_sequence(rows, batch_first=True).to(run.model.tokens.device)
-            for x in run.model.states(idx):  # noqa: B007
-                pass  # the last one counts; what stands right of a token, a causal model ignores
-            ends = torch.tensor([len(row) - 1 for row in rows], device=idx.device)
-            logits = run.model.readout(x[torch.arange(len(rows), device=idx.device), ends])
-            if not logits.isfinite().all():
-                raise ValueError("MMLU: the model's logits are not finite")
-            said = logits[:, last.to(idx.device)].argmax(-1).tolist()
-            letters.update(LETTERS[one] for one in said)
-            right.update(
-                subject
-                for (_, subject, answer), one in zip(batch, said, strict=True)
-                if one == answer
-            )
+    for i in track(range(0, len(asked), batch_size), "MMLU"):
+        batch = asked[i : i + batch_size]
+        rows = [torch.tensor(tokens) for tokens, _, _ in batch]
+        idx = pad_sequence(rows, batch_first=True).to(run.model.tokens.device)
+        # What stands right of a token, a causal model ignores.
+        x = run.model.last_state(idx, dropout=False)
+        ends = torch.tensor([len(row) - 1 for row in rows], device=idx.device)
+        logits = run.model.readout(x[torch.arange(len(rows), device=idx.device), ends])
+        if not logits.isfinite().all():
+            raise ValueError("MMLU: the model's logits are not finite")
+        said = logits[:, last.to(idx.device)].argmax(-1).tolist()
+        letters.update(LETTERS[one] for one in said)
+        right.update(
+            subject for (_, subject, answer), one in zip(batch, said, strict=True) if one == answer
+        )
     totals = Counter(subject for _, subject, _ in asked)
     scores = {name: Score(right[name], total) for name, total in totals.items()}
     return MMLUResult(scores, dict(letters))

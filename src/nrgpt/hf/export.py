@@ -9,7 +9,7 @@ from typing import Any
 from transformers import GenerationConfig
 
 from ..data.tokenizer import GPT2Tokenizer, SymbolTokenizer, Tokenizer
-from ..model.network import LanguageModel
+from ..language_model import LanguageModel
 from ..train.runs import Run, load_run
 from .card import write_card
 from .configuration import NRGPTConfig

@@ -19,7 +19,7 @@ from transformers.utils import ModelOutput
 from ..check import suggestion
 from ..interop.weights import align_memory, check_folder
 from ..kernels.loss import IGNORED_TARGET, plain_loss
-from ..model.network import LanguageModel
+from ..model.network import Network
 from .configuration import NRGPTConfig
 from .padding import Aligned, align
 from .past import NRGPTCache
@@ -48,7 +48,7 @@ class NRGPTPreTrainedModel(PreTrainedModel):
 
     def __init__(self, config: NRGPTConfig):
         super().__init__(config)
-        self.language_model = LanguageModel(config.model_config())
+        self.language_model = Network(config.model_config())
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -182,25 +182,29 @@ class NRGPTPreTrainedModel(PreTrainedModel):
         if past.columns and past.steps != steps:
             raise ValueError(f"num_steps = {steps}: the cache was filled with {past.steps} steps")
         past.steps = steps
-        prepared = past.prepared
-        if prepared is None:
-            prepared = model.prepare()
-            if not torch.is_grad_enabled():  # else the weights may change between two calls
-                past.prepared = prepared
+        if past.plans is None or torch.is_grad_enabled():  # then the weights may have changed
+            past.plans = model.plan(stacked=not torch.is_grad_enabled())
         rows = aligned.idx.tolist()
         new = [row[:count] for row, count in zip(rows, aligned.counts, strict=True)]
         if not past.append(new, (aligned.idx if aligned.real is None else aligned.real).shape[1]):
-            x = model.extend(aligned.idx, past.keys, prepared, steps=steps)
-            past.keys.end(aligned.counts)
-            return x
+            return self.extend_keys(aligned.idx, aligned.counts, past, steps)
         past.forget_keys()
-        lengths = torch.tensor([len(text) for text in past.texts], device=self.device)
+        lengths = [len(text) for text in past.texts]
         whole = pad_sequence([torch.tensor(text) for text in past.texts], batch_first=True)
-        x = model.extend(whole.to(self.device), past.keys, prepared, steps=steps)
-        past.keys.end(lengths.tolist())
-        first = lengths - torch.tensor(aligned.counts, device=self.device)
-        places = first[:, None] + torch.arange(aligned.idx.shape[1], device=self.device)
-        return x.gather(1, places.clamp(max=x.shape[1] - 1)[..., None].expand(-1, -1, x.shape[2]))
+        x = self.extend_keys(whole.to(self.device), lengths, past, steps)
+        first = torch.tensor(lengths) - torch.tensor(aligned.counts)
+        places = first[:, None] + torch.arange(aligned.idx.shape[1])
+        places = places.clamp(max=x.shape[1] - 1).to(self.device)
+        return x.gather(1, places[..., None].expand(-1, -1, x.shape[2]))
+
+    def extend_keys(self, idx: Tensor, counts: list[int], past: NRGPTCache, steps: int) -> Tensor:
+        """The last states of new tokens, of which so many of each row are real."""
+        assert past.plans is not None
+        self.language_model.check_tokens(idx)
+        positions = past.keys.begin(len(idx), idx.shape[1], idx.device)
+        x = self.language_model.extend(idx, positions, past.plans, past.keys, steps=steps)
+        past.keys.end(counts)
+        return x
 
 
 class NRGPTModel(NRGPTPreTrainedModel):

@@ -1,12 +1,12 @@
 """The cache that transformers' generate hands from token to token: nrgpt's own, in its clothes."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache as TransformersCache
 
 from ..decode.cache import Cache
+from ..decode.decoder import kept_of
+from ..model.block import Steps
 
 
 class NRGPTCache(TransformersCache):
@@ -26,7 +26,7 @@ class NRGPTCache(TransformersCache):
         self.texts: list[list[int]] = []
         self.columns = 0
         self.steps: int | None = None
-        self.prepared: list[Any] | None = None
+        self.plans: list[Steps] | None = None
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.columns
@@ -36,7 +36,7 @@ class NRGPTCache(TransformersCache):
 
     def reset(self) -> None:
         self.forget_keys()
-        self.texts, self.columns, self.steps, self.prepared = [], 0, None, None
+        self.texts, self.columns, self.steps, self.plans = [], 0, None, None
 
     def forget_keys(self) -> None:
         self.keys = Cache(self.keys.capacity)
@@ -49,7 +49,7 @@ class NRGPTCache(TransformersCache):
         context = self.keys.capacity
         if max(map(len, self.texts)) <= context:
             return False
-        kept = context - context // 4
+        kept = kept_of(context)
         if max(map(len, new)) > kept:
             raise ValueError(f"{max(map(len, new))} new tokens at once; at most {kept} are seen")
         self.texts = [text[-kept:] if len(text) > context else text for text in self.texts]

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ..check import check, check_choice
+from ..language_model import LanguageModel
 from ..model.config import ModelConfig
-from ..model.network import LanguageModel
 from .weights import check_folder
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ..check import check_choice
+from ..language_model import LanguageModel
 from ..model.config import ModelConfig
-from ..model.network import LanguageModel
 
 KINDS: dict[str, dict[str, Any]] = {
     "NRGPT_H_FF1": {"block": "nrgpt", "feedforward": "ff1"},

@@ -6,83 +6,39 @@ keys 0..N-2 under an ordinary causal mask. The first token sees nothing and gets
 construction: a softmax over an empty set has no gradient.
 
 ``attend_read`` begins and ends with tokens whose heads lie side by side, as a step has them. In
-small models to cut and to join them costs as much as to attend: a kernel that does neither is
-chosen there.
+small models, cutting and joining them costs as much as attending: there a kernel does neither.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .dispatch import choose_attention, is_fused_without_gradient, is_packed, is_tiled
-
-if TYPE_CHECKING:
-    from ..decode.cache import Seen
+from .dispatch import SHORT_CONTEXT, is_tiled
+from .plain import plain_attend, plain_attend_read
 
 TILE = 256
 """Queries at a time where heads are too wide for flash kernels."""
 
 
-class PackedAttention(torch.autograd.Function):
-    """Causal attention in packed training: vmap takes the runs for a part of the batch. (For some
-    of its kernels vmap knows no better than a loop.) Differentiated outside of vmap only."""
-
-    @staticmethod
-    def forward(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
-
-    @staticmethod
-    def vmap(
-        info: Any, in_dims: Any, q: Tensor, k: Tensor, v: Tensor, scale: float
-    ) -> tuple[Tensor, int]:
-        q, k, v = (
-            (x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)).flatten(
-                0, 1
-            )
-            for x, dim in zip((q, k, v), in_dims[:3], strict=True)
-        )
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
-        return out.unflatten(0, (info.batch_size, -1)), 0
-
-
-def causal_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """sum_{B<=A} softmax_B(scale q_A . k_B) v_B."""
-    if is_packed() and not torch.compiler.is_compiling():
-        return PackedAttention.apply(q, k, v, scale)
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
-
-
-def attend(q: Tensor, k: Tensor, scale: float, *, strict: bool) -> Tensor:
-    """sum_B softmax_B(scale q_A . k_B) k_B, shaped like q."""
-    if is_tiled(q, shared=k.shape[1] == 1):
+def attend(
+    q: Tensor, k: Tensor, scale: float, *, strict: bool, values: Tensor | None = None
+) -> Tensor:
+    """sum_B softmax_B(scale q_A . k_B) v_B, shaped like q; without ``values``, v is k."""
+    if values is None and is_tiled(q, shared=k.shape[1] == 1):
         if torch.is_autocast_enabled("cuda"):
             q, k = (x.to(torch.get_autocast_dtype("cuda")) for x in (q, k))
         return SharedKeys.apply(q, k[:, 0], scale, strict)
     k = k.expand(-1, q.shape[1], -1, -1)
-    if not strict:
-        return causal_attention(q, k, k, scale)
-    if q.shape[-2] == 1:
-        return torch.zeros_like(q)
-    q, k = q[..., 1:, :], k[..., :-1, :]
-    out = causal_attention(q, k, k, scale)
-    return F.pad(out, (0, 0, 1, 0))
-
-
-def plain_attend_read(z: Tensor, heads: int, scale: float, *, strict: bool) -> Tensor:
-    q, k = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in z.chunk(2, dim=-1))
-    return attend(q, k, scale, strict=strict).transpose(1, 2).flatten(-2)
+    return plain_attend(q, k, k if values is None else values, scale, strict=strict)
 
 
 def attend_read(z: Tensor, heads: int, scale: float, *, strict: bool) -> Tensor:
     """``attend`` of what was read, z = (queries, keys) of shape (batch, tokens, 2 D), to what is
-    written, (batch, tokens, D)."""
-    if not choose_attention(z, heads).fused:
+    written, (batch, tokens, D), by a kernel for small heads and few tokens (where there are more,
+    the plain version is faster)."""
+    if z.shape[-2] > SHORT_CONTEXT:
         return plain_attend_read(z, heads, scale, strict=strict)
     from .triton_attention import attend_read as fused
 
@@ -173,27 +129,6 @@ def attend_with_logsumexp(
     on_q, log_sum = flash(q, k, k, 0.0, True, scale=scale)
     log_sum = log_sum.to(q.dtype)
     return (F.pad(on_q, (0, 0, 1, 0)), F.pad(log_sum, (1, 0))) if strict else (on_q, log_sum)
-
-
-def attend_kept(q: Tensor, kept: Tensor, seen: "Seen", scale: float, *, strict: bool) -> Tensor:
-    """Attention of new tokens to those of the kept keys that they may see."""
-    if q.shape[2] == 1 and is_fused_without_gradient(q):
-        from .triton_decoding import attend_one
-
-        return attend_one(q, kept, seen.positions, scale, strict=strict)
-    window, mask = seen.window(kept, strict=strict)
-    return attend_among(q, window, scale, mask)
-
-
-def attend_among(q: Tensor, k: Tensor, scale: float, mask: Tensor | None) -> Tensor:
-    """Attention of new tokens to kept keys: all of them (there must be one), or those that the mask
-    allows; a token that sees nothing gets zero."""
-    k = k.expand(-1, q.shape[1], -1, -1)
-    if mask is None:
-        return F.scaled_dot_product_attention(q, k, k, scale=scale)
-    blind = ~mask.any(-1, keepdim=True)
-    out = F.scaled_dot_product_attention(q, k, k, attn_mask=mask | blind, scale=scale)
-    return out.masked_fill(blind, 0)
 
 
 def logsumexp_among(q: Tensor, k: Tensor, scale: float, mask: Tensor | None) -> Tensor:

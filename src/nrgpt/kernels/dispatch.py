@@ -100,27 +100,18 @@ def choose_small(tensor: Tensor) -> Choice:
     return choice
 
 
-def choose_feedforward(g: Tensor) -> Choice:
-    """For a kernel that goes from g to what the feed-forward part writes."""
-    choice = choose_small(g)
-    if choice.fused and g.shape[-1] > FUSED_WIDTH:
-        return Choice(False, f"not made for widths above {FUSED_WIDTH}")
-    return choice
+class Kernels(NamedTuple):
+    """What a forward pass may use, decided once before its first step."""
+
+    elementwise: bool = False
+    """Forces in one kernel."""
+    small: bool = False
+    """Kernels for small models, in bfloat16."""
 
 
-def choose_attention(z: Tensor, heads: int) -> Choice:
-    """For a kernel that goes from z = (queries, keys) to what attention writes."""
-    choice = choose_small(z)
-    if choice.fused and z.shape[-2] > SHORT_CONTEXT:
-        return Choice(False, f"not made for more than {SHORT_CONTEXT} tokens")
-    if choice.fused and z.shape[-1] > 2 * heads * SMALL_HEAD:
-        return Choice(False, f"not made for heads wider than {SMALL_HEAD}")
-    return choice
-
-
-def is_fused_without_gradient(tensor: Tensor) -> bool:
-    """For kernels that have no backward pass."""
-    return not tensor.requires_grad and choose(tensor).fused
+def kernels_for(some: Tensor) -> Kernels:
+    """For a forward pass whose weights are like this one."""
+    return Kernels(choose(some, batches=True).fused, choose_small(some).fused)
 
 
 def is_tiled(q: Tensor, *, shared: bool) -> bool:
@@ -135,12 +126,9 @@ def explain(device: torch.device | str, dtype: torch.dtype = torch.bfloat16) -> 
     some = torch.empty(1, 1, FLASH_SIZE + 1, device=device, dtype=dtype)
     fused, why = choose(some)
     lines = [(operation, "Triton" if fused else "plain", why) for operation in OPERATIONS]
-    fused, why = choose_feedforward(some[..., :FUSED_WIDTH])
-    operation = f"feed-forward, D <= {FUSED_WIDTH}, bf16"
-    lines.append((operation, "Triton" if fused else "plain", why))
-    fused, why = choose_attention(some[..., : 2 * SMALL_HEAD], heads=1)
-    operation = f"attention, N <= {SHORT_CONTEXT}, size <= {SMALL_HEAD}, bf16"
-    lines.append((operation, "Triton" if fused else "plain", why))
+    fused, why = choose_small(some)
+    for operation in SMALL_OPERATIONS:
+        lines.append((operation, "Triton" if fused else "plain", why))
     fused, why = choose(some)
     tiled = is_tiled(some, shared=True)
     if tiled:
@@ -154,4 +142,8 @@ OPERATIONS = (
     "attention of one token to kept keys",
     "keeping one token's keys",
     "cross-entropy and its gradient",
+)
+SMALL_OPERATIONS = (
+    f"feed-forward, D <= {FUSED_WIDTH}, bf16",
+    f"attention, N <= {SHORT_CONTEXT}, size <= {SMALL_HEAD}, bf16",
 )

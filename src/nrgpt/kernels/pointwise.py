@@ -21,10 +21,6 @@ class Activation(NamedTuple):
     pull: Callable[[Tensor, Tensor], Tensor]
 
 
-def gelu_pull(v: Tensor, z: Tensor) -> Tensor:
-    return torch.ops.aten.gelu_backward(v, z)
-
-
 def gelu_tanh(z: Tensor) -> Tensor:
     return F.gelu(z, approximate="tanh")
 
@@ -38,7 +34,7 @@ def relu_pull(v: Tensor, z: Tensor) -> Tensor:
 
 
 ACTIVATIONS = {
-    "gelu": Activation(F.gelu, gelu_pull),
+    "gelu": Activation(F.gelu, torch.ops.aten.gelu_backward),
     "gelu_tanh": Activation(gelu_tanh, gelu_tanh_pull),
     "relu": Activation(F.relu, relu_pull),
 }

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from .attention import plain_attend_read
+from .plain import plain_attend_read
 from .triton_common import by_run, in_rows, load_rows, store_rows
 
 

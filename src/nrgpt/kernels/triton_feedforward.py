@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .feedforward import plain_feedforward
+from .plain import plain_feedforward
 from .triton_common import (
     ACTIVATION,
     activation_and_slopes,

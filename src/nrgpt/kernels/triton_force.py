@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .feedforward import plain_pair_force, plain_square_force
+from .plain import plain_pair_force, plain_square_force
 from .triton_common import ACTIVATION, activation_and_slopes, in_rows, keep_arguments
 
 

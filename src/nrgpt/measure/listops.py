@@ -11,7 +11,7 @@ from rich.table import Table
 from ..data.listops import MARKS, TestExpression, render
 from ..data.tokenizer import SymbolTokenizer, Tokenizer
 from ..decode.generate import CacheKind, generate
-from ..model.network import LanguageModel
+from ..model.network import Network
 
 SHOWN = 3
 """Examples, and mistakes, that a result keeps."""
@@ -114,7 +114,7 @@ class ListOpsResult:
 
 
 def listops_accuracy(
-    model: LanguageModel,
+    model: Network,
     tests: Sequence[TestExpression],
     tokenizer: Tokenizer,
     *,
@@ -182,7 +182,7 @@ def scores_by(
 
 
 def check_inputs(
-    model: LanguageModel, tests: Sequence[TestExpression], tokenizer: Tokenizer, batch_size: int
+    model: Network, tests: Sequence[TestExpression], tokenizer: Tokenizer, batch_size: int
 ) -> SymbolTokenizer:
     """The tokenizer, once it is known to be ListOps' and everything fits the model."""
     if batch_size < 1:

@@ -9,9 +9,8 @@ from rich.progress import track
 
 from ..data.shards import TokenStream
 from ..data.tokenizer import GPT2Tokenizer, SymbolTokenizer, Tokenizer
-from ..decode.generate import evaluating
 from ..kernels.loss import plain_loss
-from ..model.network import LanguageModel
+from ..model.network import Network
 
 
 @dataclass(frozen=True)
@@ -26,30 +25,29 @@ class SplitLoss:
 
 @torch.no_grad()
 def estimated_loss(
-    model: LanguageModel, stream: TokenStream, *, batches: int, size: int, seed: int
+    model: Network, stream: TokenStream, *, batches: int, size: int, seed: int
 ) -> float:
     """Mean over random batches, as nanoGPT does it. The same batches for the same seed."""
     device = model.tokens.device
     total = torch.zeros((), device=device)
     rows = rows_at_once(model)
-    with evaluating(model):
-        for i in range(batches):
-            x, y = stream.batch(seed=seed, step=i, size=size, context=model.cfg.context)
-            for some_x, some_y in zip(x.split(rows), y.split(rows), strict=True):
-                _, loss = model(some_x.to(device), some_y.to(device), want_logits=False)
-                assert loss is not None
-                total += loss * len(some_x) / size
+    for i in range(batches):
+        x, y = stream.batch(seed=seed, step=i, size=size, context=model.cfg.context)
+        for some_x, some_y in zip(x.split(rows), y.split(rows), strict=True):
+            _, loss = model(some_x.to(device), some_y.to(device), want_logits=False, dropout=False)
+            assert loss is not None
+            total += loss * len(some_x) / size
     return (total / batches).item()
 
 
-def rows_at_once(model: LanguageModel) -> int:
+def rows_at_once(model: Network) -> int:
     """How many windows to compute at a time: their logits take at most a GiB in float32."""
     return max(1, 2**28 // (model.cfg.context * model.cfg.vocab_size))
 
 
 @torch.no_grad()
 def split_loss(
-    model: LanguageModel,
+    model: Network,
     stream: TokenStream,
     *,
     stride: int | None = None,
@@ -72,18 +70,17 @@ def split_loss(
     device = model.tokens.device
     length = min(context, len(stream) - 1)
     total, tokens = torch.zeros((), dtype=torch.float64, device=device), 0
-    with evaluating(model):
-        batches = batches_of_windows(len(stream), context, stride, size)
-        for windows in track(batches, "loss", disable=not progress):
-            rows = [torch.from_numpy(stream.read(start, length + 1)) for start, _ in windows]
-            text = torch.stack(rows).to(device)
-            last = max(count for _, count in windows)
-            logits, _ = model(text[:, :-1], steps=steps, last=last)
-            losses = plain_loss(logits, text[:, -last:], reduction="none").view(-1, last)
-            counted = torch.tensor([count for _, count in windows], device=device)
-            counts = torch.arange(last, device=device) >= last - counted[:, None]
-            total += losses.double()[counts].sum()
-            tokens += sum(count for _, count in windows)
+    batches = batches_of_windows(len(stream), context, stride, size)
+    for windows in track(batches, "loss", disable=not progress):
+        rows = [torch.from_numpy(stream.read(start, length + 1)) for start, _ in windows]
+        text = torch.stack(rows).to(device)
+        last = max(count for _, count in windows)
+        logits, _ = model(text[:, :-1], steps=steps, last=last, dropout=False)
+        losses = plain_loss(logits, text[:, -last:], reduction="none").view(-1, last)
+        counted = torch.tensor([count for _, count in windows], device=device)
+        counts = torch.arange(last, device=device) >= last - counted[:, None]
+        total += losses.double()[counts].sum()
+        tokens += sum(count for _, count in windows)
     return SplitLoss(total.item() / tokens, tokens, context - stride + 1)
 
 

@@ -4,7 +4,7 @@ import math
 from typing import Literal
 
 from ..check import check, check_choice, strict
-from .energy.feedforward import FEEDFORWARD
+from .energy import ENERGIES
 
 
 @strict
@@ -37,8 +37,11 @@ class ModelConfig:
     alpha_init: float = 1.0
     """[nrgpt] Where alpha begins: how strong attention is beside the feed-forward part."""
 
+    terms: tuple[str, ...] = ("attention", "feedforward")
+    """[nrgpt] The energy's terms, by name: "attention", "feedforward" (the energy that the next
+    field names), ff1, ff2w, ff2, memory, or any that you registered."""
     feedforward: str = "ff2w"
-    """[nrgpt] Feed-forward energy: ff1, ff2w, ff2, memory, or one you registered."""
+    """[nrgpt] The feed-forward energy: ff1, ff2w, ff2, memory, or one you registered."""
     potential: Literal["relu2", "gelu", "softplus", "softplus2"] = "relu2"
     """[nrgpt] F of feedforward="memory"."""
     activation: Literal["gelu", "gelu_tanh", "relu"] = "gelu"
@@ -95,7 +98,7 @@ class ModelConfig:
         splits_width = not (self.block == "nrgpt" and self.coupling == "full")
         divides = self.width % self.heads == 0 or not splits_width
         check(divides, "heads", self.heads, f"a divisor of width = {self.width}")
-        check_choice("feedforward", self.feedforward, FEEDFORWARD)
+        self.check_terms()
         check(0 <= self.dropout < 1, "dropout", self.dropout, "in [0, 1)")
         for name in ("beta", "alpha_init", "rate_scale", "init_std", "rate_rank"):
             value = getattr(self, name)
@@ -104,6 +107,15 @@ class ModelConfig:
         eps_is_fine = 0 <= self.norm_eps < math.inf
         check(eps_is_fine, "norm_eps", self.norm_eps, "at least 0 and finite")
         self.check_no_idle_options()
+
+    def check_terms(self) -> None:
+        energies = [name for name in ENERGIES if name != "attention"]
+        check_choice("feedforward", self.feedforward, energies)
+        check(len(self.terms) > 0, "terms", self.terms, "at least one energy")
+        is_unique = len(set(self.terms)) == len(self.terms)
+        check(is_unique, "terms", self.terms, "different from one another")
+        for name in self.terms:
+            check_choice("terms", name, ["attention", "feedforward", *energies])
 
     def check_no_idle_options(self) -> None:
         """An option that would change nothing is a misunderstanding. (Fields of other blocks may

@@ -1,12 +1,14 @@
-"""All initialisation, in one table: what a parameter is called decides how it starts.
+"""How parameters start. Each says so where it is created:
 
-A parameter whose name has no rule is an error, never a silent default. If your own energy term
-brings a new name, give it a rule: ``nrgpt.model.init.RULES["xi"] = nrgpt.model.init.normal``.
+    self.W = parameter(cfg.hidden, cfg.width, start=normal, muon="matrix")
+
+``initialise`` then goes through the whole model once. A parameter that an energy of your own
+creates in another way keeps the values it was created with.
 """
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,12 +16,36 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from .config import ModelConfig
 
-Rule = Callable[[Tensor, "ModelConfig"], None]
+Start = Callable[[Tensor, "ModelConfig"], None]
+"""Fills a new parameter."""
+Muon = Literal["matrix", "eta"]
+"""Parameters that Muon updates if it is chosen: matrices that map states to states. Those of an
+inference rate have a switch of their own. All others, tables and numbers, are AdamW's."""
 
 
-def blank(*shape: int, learn: bool = True) -> nn.Parameter:
-    """A parameter waiting for its rule. NaN, so that a forgotten one cannot go unnoticed."""
-    return nn.Parameter(torch.full(shape, float("nan")), requires_grad=learn)
+def parameter(
+    *shape: int, start: Start, muon: Muon | None = None, learn: bool = True
+) -> nn.Parameter:
+    """A parameter that waits for its start. NaN, so that a forgotten one cannot go unnoticed."""
+    blank = nn.Parameter(torch.full(shape, float("nan")), requires_grad=learn)
+    blank.start, blank.muon = start, muon  # type: ignore[attr-defined]
+    return blank
+
+
+@torch.no_grad()
+def initialise(model: nn.Module, cfg: "ModelConfig") -> dict[str, Muon]:
+    """Start every parameter; returns which ones are for Muon, by name."""
+    for_muon = {}
+    for name, blank in model.named_parameters():
+        start: Start | None = getattr(blank, "start", None)
+        if start is not None:
+            start(blank, cfg)
+        if blank.device.type != "meta" and not bool(torch.isfinite(blank).all()):
+            raise ValueError(f"parameter {name!r} starts with numbers that are not finite")
+        muon: Muon | None = getattr(blank, "muon", None)
+        if muon is not None:
+            for_muon[name] = muon
+    return for_muon
 
 
 def depth_scale(cfg: "ModelConfig") -> float:
@@ -35,20 +61,18 @@ def normal(p: Tensor, cfg: "ModelConfig") -> None:
     nn.init.normal_(p, std=cfg.init_std * depth_scale(cfg))
 
 
-def zeros(p: Tensor, cfg: "ModelConfig") -> None:
-    nn.init.zeros_(p)
-
-
-def ones(p: Tensor, cfg: "ModelConfig") -> None:
-    nn.init.ones_(p)
-
-
-def alpha_start(p: Tensor, cfg: "ModelConfig") -> None:
-    nn.init.constant_(p, cfg.alpha_init)
-
-
 def head(p: Tensor, cfg: "ModelConfig") -> None:
     nn.init.normal_(p, std=cfg.init_std)  # read once, at the end: depth has no say in it
+
+
+def constant(value: float) -> Start:
+    def fill(p: Tensor, cfg: "ModelConfig") -> None:
+        nn.init.constant_(p, value)
+
+    return fill
+
+
+zeros, ones = constant(0.0), constant(1.0)
 
 
 def rate_size(cfg: "ModelConfig") -> float:
@@ -83,54 +107,3 @@ def rate_logit(p: Tensor, cfg: "ModelConfig") -> None:
     """b of M(x) = diag softplus(W g + b): the inverse softplus of where M starts."""
     size = rate_size(cfg)
     nn.init.constant_(p, size + math.log(-math.expm1(-size)))
-
-
-RULES: dict[str, Rule] = {
-    # embeddings and head
-    "tokens": normal,
-    "positions": normal,
-    "head": head,
-    "head_bias": zeros,
-    # energies, and the baselines' attention and feed-forward parts
-    "J": normal,
-    "W_Q": normal,
-    "W_K": normal,
-    "W_V": normal,
-    "W_P": normal,
-    "b_Q": zeros,
-    "b_K": zeros,
-    "b_V": zeros,
-    "b_P": zeros,
-    "W": normal,
-    "W_1": normal,
-    "W_2": normal,
-    "b": zeros,
-    "b_1": zeros,
-    "b_2": zeros,
-    "alpha": alpha_start,
-    "feedforward_scale": ones,
-    # norms
-    "gamma": ones,
-    "delta": zeros,
-    # inference rates
-    "log_c": log_rate,
-    "eta": rate_matrix,
-    "eta_attention": rate_matrix,
-    "eta_feedforward": rate_matrix,
-    "U": rate_root,
-    "V": zeros,
-    "W_M": zeros,
-    "b_M": rate_logit,
-}
-
-
-@torch.no_grad()
-def initialise(model: nn.Module, cfg: "ModelConfig") -> None:
-    """Set every parameter by its rule; a parameter without one is an error."""
-    for name, parameter in model.named_parameters():
-        rule = RULES.get(name.rpartition(".")[2])
-        if rule is None:
-            raise ValueError(
-                f"parameter {name!r} has no initialisation rule; add one to nrgpt.model.init.RULES"
-            )
-        rule(parameter, cfg)

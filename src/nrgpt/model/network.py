@@ -1,7 +1,7 @@
-"""The language model: embed, T steps, read out. One loop for NRGPT and every baseline."""
+"""The network: embed, T steps, head. One loop for NRGPT and every baseline."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,15 +10,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ..decode.cache import Cache
 from ..kernels.loss import IGNORED_TARGET as IGNORED_TARGET
 from ..kernels.loss import head_loss, plain_loss
-from .block import EnergyBlock, make_blocks
+from .block import Block, EnergyBlock, Steps
 from .certificate import Certificate, Finding, Guarantee
 from .config import ModelConfig
-from .energy.total import Extra
-from .init import blank, initialise
+from .init import head, initialise, normal, parameter, zeros
 from .norm import make_norm
+from .past import Memory
+from .step import Extra
+from .transformer import ParallelBlock, SequentialBlock
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,24 @@ class ParameterCounts:
     untied: int
 
 
-class LanguageModel(nn.Module):
-    """Token and position embeddings, ``steps`` applications of a block, final norm, head."""
+def make_blocks(cfg: ModelConfig) -> nn.ModuleList:
+    """The distinct blocks: one for every step of a GPT, a single one for the recurrent models."""
+    match cfg.block:
+        case "nrgpt":
+            return nn.ModuleList([EnergyBlock(cfg)])
+        case "gpt":
+            return nn.ModuleList(SequentialBlock(cfg) for _ in range(cfg.steps))
+        case "rgpt":
+            return nn.ModuleList([SequentialBlock(cfg)])
+        case "rgpt_parallel":
+            return nn.ModuleList([ParallelBlock(cfg)])
+
+
+class Network(nn.Module):
+    """Token and position embeddings, ``steps`` applications of a block, final norm, head.
+
+    nrgpt.LanguageModel is this and what one does with it: generate, watch, certify.
+    """
 
     checkpoint_steps = False
     """Recompute each step in the backward pass instead of keeping it: memory for time."""
@@ -43,13 +60,14 @@ class LanguageModel(nn.Module):
     def __init__(self, cfg: ModelConfig):
         super().__init__()
         self.cfg = cfg
-        self.tokens = blank(cfg.vocab_size, cfg.width)
-        self.positions = blank(cfg.context, cfg.width)
+        self.tokens = parameter(cfg.vocab_size, cfg.width, start=normal)
+        self.positions = parameter(cfg.context, cfg.width, start=normal)
         self.blocks = make_blocks(cfg)
         self.final_norm = make_norm(cfg)
-        self.head = None if cfg.tied else blank(cfg.vocab_size, cfg.width)
-        self.head_bias = blank(cfg.vocab_size) if cfg.head_bias else None
-        initialise(self, cfg)
+        self.head = None if cfg.tied else parameter(cfg.vocab_size, cfg.width, start=head)
+        self.head_bias = parameter(cfg.vocab_size, start=zeros) if cfg.head_bias else None
+        self.for_muon = initialise(self, cfg)
+        """Which parameters Muon may update, by name."""
 
     def forward(
         self,
@@ -59,6 +77,7 @@ class LanguageModel(nn.Module):
         steps: int | None = None,
         extra: Extra | None = None,
         masks: Tensor | None = None,
+        dropout: bool | None = None,
         want_logits: bool = True,
         last: int | None = None,
     ) -> tuple[Tensor | None, Tensor | None]:
@@ -66,12 +85,12 @@ class LanguageModel(nn.Module):
 
         ``steps`` may differ from the trained number (for gpt it may only be smaller).
         ``extra`` terms are added to the energy for this call. ``masks`` are dropout's, from
-        ``draw_masks``; a model in training mode draws them itself. A training step has no use for
-        the logits: without them (None) a large vocabulary takes far less memory. ``last``: logits
-        and cross-entropy of the last so many tokens only.
+        ``draw_masks``; a model in training mode, or asked for ``dropout``, draws them itself. A
+        training step has no use for
+        the logits: without them (None) a large vocabulary takes far less memory. ``last``: only
+        that many tokens at the end have logits and count in the loss.
         """
-        for x in self.states(idx, steps=steps, extra=extra, masks=masks):  # noqa: B007
-            pass  # the last one counts
+        x = self.last_state(idx, steps=steps, extra=extra, masks=masks, dropout=dropout)
         if targets is not None and targets.shape != idx.shape:
             raise ValueError(
                 f"targets have shape {tuple(targets.shape)}; they must have that of idx, "
@@ -95,24 +114,32 @@ class LanguageModel(nn.Module):
         steps: int | None = None,
         extra: Extra | None = None,
         masks: Tensor | None = None,
+        dropout: bool | None = None,
     ) -> Iterator[Tensor]:
         """x before the first step and after each one, shape (batch, tokens, width)."""
         steps = self.check_steps(steps)
-        prepared = self.prepare(extra)
+        plans = self.plan(extra)
         x = self.embed(idx)
-        if masks is None and self.training and self.cfg.dropout > 0:
+        dropout = self.training if dropout is None else dropout
+        if masks is None and dropout and self.cfg.dropout > 0:
             masks = self.draw_masks(*idx.shape, steps=steps)
         if masks is not None:
             x = x * masks[0]
         yield x
         for t in range(steps):
             i = t % len(self.blocks)
-            arguments = (x, t, prepared[i], None if masks is None else self.masks_at(masks, t))
+            arguments = (x, t, plans[i], None if masks is None else self.masks_at(masks, t))
             if self.checkpoint_steps and torch.is_grad_enabled():
                 x = checkpoint(self.blocks[i], *arguments, use_reentrant=False)
             else:
                 x = self.blocks[i](*arguments)
             yield x
+
+    def last_state(self, idx: Tensor, **options: Any) -> Tensor:
+        """x after the last step; the options are those of ``states``."""
+        for x in self.states(idx, **options):  # noqa: B007
+            pass
+        return x
 
     def draw_masks(self, batch: int, tokens: int, *, steps: int | None = None) -> Tensor:
         """What dropout multiplies the embeddings and then every update with: zeros, and
@@ -130,41 +157,37 @@ class LanguageModel(nn.Module):
     @property
     def updates(self) -> int:
         """How many updates a block makes, one after the other."""
-        return self.blocks[0].updates  # type: ignore[return-value]
+        block = self.blocks[0]
+        assert isinstance(block, Block)
+        return block.updates
 
-    def prepare(self, extra: Extra | None = None) -> list[Any]:
-        """What each block computes once for all of its steps."""
-        return [block.prepare(extra) for block in self.blocks]  # type: ignore[operator]
+    def plan(self, extra: Extra | None = None, *, stacked: bool = False) -> list[Steps]:
+        """What each block computes once for all of its steps; ``stacked`` for decoding."""
+        return [block.plan(extra, stacked=stacked) for block in self.blocks]  # type: ignore[operator]
 
     def extend(
         self,
         idx: Tensor,
-        cache: Cache,
-        prepared: list[Any],
+        positions: Tensor,
+        plans: Sequence[Steps],
+        memory: Memory,
         *,
         steps: int | None = None,
-        positions: Tensor | None = None,
     ) -> Tensor:
-        """The last states of tokens that follow those in the cache; their keys go into it.
-        ``cache.end`` must follow, unless their ``positions`` are given (see Cache.begin_at)."""
-        steps = self.check_steps(steps)
-        if cache.frozen and self.cfg.block == "gpt":
-            raise ValueError("a frozen cache is for recurrent models: a gpt's blocks differ")
-        if positions is None:
-            rows, tokens = idx.shape
-            cache.begin(rows, tokens, idx.device)
-        else:
-            cache.begin_at(positions)
-        x = self.embed(idx, cache.positions())
-        for t in range(steps):
-            i = t % len(self.blocks)
-            x = self.blocks[i](x, t, prepared[i], None, cache)
-        if cache.frozen:
-            self.blocks[0].keep(x, 0, prepared[0], cache)  # type: ignore[operator]
+        """The last states of tokens that see earlier ones through the keys in ``memory``. Nothing
+        is checked here: this is called for every token of a text."""
+        x = F.embedding(idx, self.tokens) + F.embedding(positions, self.positions)
+        for t in range(self.cfg.steps if steps is None else steps):
+            x = plans[t % len(plans)].move(x, t, memory)
         return x
 
-    def embed(self, idx: Tensor, positions: Tensor | None = None) -> Tensor:
-        """Token and position embeddings; positions are 0, 1, ... unless given, (batch, tokens)."""
+    def embed(self, idx: Tensor) -> Tensor:
+        """Token and position embeddings."""
+        self.check_tokens(idx)
+        return F.embedding(idx, self.tokens) + self.positions[: idx.shape[1]]
+
+    def check_tokens(self, idx: Tensor) -> None:
+        """A clear error for what cannot be embedded."""
         if idx.dim() != 2:
             raise ValueError(f"idx has shape {tuple(idx.shape)}; it must be (batch, tokens)")
         if not 1 <= idx.shape[1] <= self.cfg.context:
@@ -176,11 +199,6 @@ class LanguageModel(nn.Module):
         looks = self.checks_tokens and idx.device.type == "cpu"
         if looks and not torch.compiler.is_compiling():
             self.check_vocabulary(idx)
-        if positions is None:
-            where = self.positions[: idx.shape[1]]
-        else:
-            where = F.embedding(positions, self.positions)
-        return F.embedding(idx, self.tokens) + where
 
     def check_vocabulary(self, idx: Tensor) -> None:
         """A clear error for a stray token. (On a GPU, looking would make it wait.)"""
@@ -193,7 +211,12 @@ class LanguageModel(nn.Module):
 
     def readout(self, x: Tensor) -> Tensor:
         """Logits of a state: what the model would say if it stopped here."""
-        return F.linear(self.final_norm(x), self.head_weight, self.head_bias)
+        return self.reader()(x)
+
+    def reader(self) -> Callable[[Tensor], Tensor]:
+        """``readout`` with the weights as they are now, for who reads often."""
+        normalise, weight, bias = self.final_norm.function(), self.head_weight, self.head_bias
+        return lambda x: F.linear(normalise(x), weight, bias)
 
     @property
     def head_weight(self) -> Tensor:
@@ -211,12 +234,6 @@ class LanguageModel(nn.Module):
             )
         return steps
 
-    def generate(self, prompts: Sequence[Sequence[int]], **options: Any) -> list[list[int]]:
-        """The new tokens of each prompt; see nrgpt.decode.generate.generate for the options."""
-        from ..decode.generate import generate
-
-        return generate(self, prompts, **options)
-
     @property
     def energy_block(self) -> EnergyBlock:
         block = self.blocks[0]
@@ -226,31 +243,22 @@ class LanguageModel(nn.Module):
 
     def energies(self, x: Tensor, extra: Extra | None = None) -> dict[str, Tensor]:
         """Each named term's energy of each token in state x, shape (batch, tokens)."""
-        block = self.energy_block
-        return block.energy.energies(block.norm(x), extra)
+        return self.energy_block.plan(extra).energies(x)
 
-    def certificate(
-        self, extra: Extra | None = None, *, idx: Tensor | None = None, steps: int | None = None
-    ) -> Certificate:
-        """Is descent guaranteed, at the present weights? If not, which part is to blame? Given
-        tokens ``idx``, their energies are followed too, with a frozen past and in parallel."""
+    def guarantees(self, extra: Extra | None = None) -> Certificate:
+        """Is descent guaranteed, at the present weights? If not, which part is to blame?"""
         if self.cfg.block != "nrgpt" and not extra:
             why = "a transformer block is not the gradient of an energy"
             return Certificate((Finding(f"block {self.cfg.block}", Guarantee.NONE, why),))
         block = self.energy_block
-        terms = [term.guarantee() for _, term in block.energy.named_terms(extra)]
-        findings = (*terms, block.rate.guarantee(block.norm))
-        if idx is None:
-            return Certificate(findings)
-        from ..dynamics.descent import check_descent
-
-        return Certificate(findings, check_descent(self, idx, steps=steps, extra=extra))
+        terms = [term.guarantee() for _, term in block.named_terms(extra)]
+        return Certificate((*terms, block.rate.guarantee(block.norm)))
 
     def parameter_counts(self) -> ParameterCounts:
         groups: Counter[str] = Counter()
-        for name, parameter in self.named_parameters():
-            if parameter.requires_grad:
-                groups[group_of(name)] += parameter.numel()
+        for name, p in self.named_parameters():
+            if p.requires_grad:
+                groups[group_of(name)] += p.numel()
         total = sum(groups.values())
         if self.cfg.tied:
             return ParameterCounts(dict(groups), total, total, total + self.tokens.numel())

@@ -11,13 +11,15 @@ positive semi-definite, and misses LayerNorm's second null direction.)
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .init import blank
+from .init import ones, parameter, zeros
 
 if TYPE_CHECKING:
     from .config import ModelConfig
@@ -27,8 +29,11 @@ class Norm(nn.Module, ABC):
     gamma: Tensor | None
 
     @abstractmethod
+    def function(self) -> Callable[[Tensor], Tensor]:
+        """g as a function of x (..., D), with the weights as they are now."""
+
     def forward(self, x: Tensor) -> Tensor:
-        """g of x, shape (..., D)."""
+        return self.function()(x)
 
     @abstractmethod
     def scale(self, x: Tensor) -> Tensor:
@@ -54,11 +59,14 @@ class LayerNorm(Norm):
     def __init__(self, width: int, eps: float, learn_gamma: bool, learn_delta: bool):
         super().__init__()
         self.eps = eps
-        self.gamma = blank(width, learn=learn_gamma)
-        self.delta = blank(width, learn=learn_delta)
+        self.gamma = parameter(width, start=ones, learn=learn_gamma)
+        self.delta = parameter(width, start=zeros, learn=learn_delta)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, x.shape[-1:], self.gamma, self.delta, self.eps)
+    def function(self) -> Callable[[Tensor], Tensor]:
+        shape, eps = tuple(self.gamma.shape), self.eps
+        return partial(
+            F.layer_norm, normalized_shape=shape, weight=self.gamma, bias=self.delta, eps=eps
+        )
 
     def scale(self, x: Tensor) -> Tensor:
         return (x.var(-1, correction=0, keepdim=True) + self.eps).sqrt()
@@ -74,10 +82,11 @@ class RMSNorm(Norm):
     def __init__(self, width: int, eps: float, learn_gamma: bool):
         super().__init__()
         self.eps = eps
-        self.gamma = blank(width, learn=learn_gamma)
+        self.gamma = parameter(width, start=ones, learn=learn_gamma)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, x.shape[-1:], self.gamma, self.eps)
+    def function(self) -> Callable[[Tensor], Tensor]:
+        shape, eps = tuple(self.gamma.shape), self.eps
+        return partial(F.rms_norm, normalized_shape=shape, weight=self.gamma, eps=eps)
 
     def scale(self, x: Tensor) -> Tensor:
         return (x.square().mean(-1, keepdim=True) + self.eps).sqrt()
@@ -92,8 +101,8 @@ class NoNorm(Norm):
 
     gamma = None
 
-    def forward(self, x: Tensor) -> Tensor:
-        return x
+    def function(self) -> Callable[[Tensor], Tensor]:
+        return lambda x: x
 
     def scale(self, x: Tensor) -> Tensor:
         return torch.ones_like(x[..., :1])

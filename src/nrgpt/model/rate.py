@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .certificate import Finding, Guarantee
-from .init import blank
+from .init import Muon, log_rate, parameter, rate_logit, rate_matrix, rate_root, zeros
 from .norm import NoNorm, Norm
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class Scalar(ConstantRate):
 
     def __init__(self, cfg: "ModelConfig"):
         super().__init__(cfg)
-        self.log_c = blank(1)
+        self.log_c = parameter(1, start=log_rate)
 
     def by_design(self, norm: Norm) -> bool:
         return norm.gamma is None or not norm.gamma.requires_grad
@@ -145,7 +145,7 @@ class Gamma(ConstantRate):
 
     def __init__(self, cfg: "ModelConfig", *, per_step: bool):
         super().__init__(cfg)
-        self.log_c = blank(cfg.steps if per_step else 1)
+        self.log_c = parameter(cfg.steps if per_step else 1, start=log_rate)
         self.per_step = per_step
 
     def by_design(self, norm: Norm) -> bool:
@@ -194,7 +194,8 @@ class Free(MatrixRate):
 
     def __init__(self, cfg: "ModelConfig", *, per_step: bool):
         super().__init__(cfg, per_step=per_step)
-        self.eta = blank(*self.copies, cfg.width, cfg.width)
+        muon: Muon | None = None if per_step else "eta"
+        self.eta = parameter(*self.copies, cfg.width, cfg.width, start=rate_matrix, muon=muon)
 
     def by_design(self, norm: Norm) -> bool:
         return False
@@ -215,25 +216,23 @@ class FreePerTerm(ConstantRate):
 
     def __init__(self, cfg: "ModelConfig"):
         super().__init__(cfg)
-        self.eta_attention = blank(cfg.width, cfg.width)
-        self.eta_feedforward = blank(cfg.width, cfg.width)
+        for term in cfg.terms:
+            eta = parameter(cfg.width, cfg.width, start=rate_matrix, muon="eta")
+            self.register_parameter(f"eta_{term}", eta)
 
     def by_design(self, norm: Norm) -> bool:
         return False
 
     def fold(self, M: Tensor, norm: Norm, term: str) -> Tensor:
-        match term:
-            case "attention":
-                return self.eta_attention @ M
-            case "feedforward":
-                return self.eta_feedforward @ M
-        return (self.eta_attention + self.eta_feedforward) / 2 @ M
+        own = getattr(self, f"eta_{term}", None)
+        return (torch.stack(list(self.parameters())).mean(0) if own is None else own) @ M
 
     def matrices(self, norm: Norm) -> Tensor:
-        return self.eta_attention[None]  # looked at only where the other is the same
+        return next(self.parameters())[None]  # looked at only where the others are the same
 
     def guarantee(self, norm: Norm) -> Finding:
-        if torch.equal(self.eta_attention, self.eta_feedforward):
+        first, *others = self.parameters()
+        if all(torch.equal(first, other) for other in others):
             return super().guarantee(norm)
         why = "each term has an eta of its own, so it is not their sum that falls"
         return Finding("rate FreePerTerm", Guarantee.NONE, why)
@@ -244,8 +243,10 @@ class PsdSkew(MatrixRate):
 
     def __init__(self, cfg: "ModelConfig", *, per_step: bool):
         super().__init__(cfg, per_step=per_step)
-        self.U = blank(*self.copies, cfg.rate_rank or cfg.width, cfg.width)
-        self.V = blank(*self.copies, cfg.width, cfg.width)
+        muon: Muon | None = None if per_step else "eta"
+        rows = cfg.rate_rank or cfg.width
+        self.U = parameter(*self.copies, rows, cfg.width, start=rate_root, muon=muon)
+        self.V = parameter(*self.copies, cfg.width, cfg.width, start=zeros, muon=muon)
 
     def by_design(self, norm: Norm) -> bool:
         return norm.gamma is None
@@ -265,8 +266,8 @@ class State(Rate):
 
     def __init__(self, cfg: "ModelConfig"):
         super().__init__(cfg)
-        self.W_M = blank(cfg.width, cfg.width)
-        self.b_M = blank(cfg.width)
+        self.W_M = parameter(cfg.width, cfg.width, start=zeros, muon="eta")
+        self.b_M = parameter(cfg.width, start=rate_logit)
 
     def fold(self, M: Tensor, norm: Norm, term: str) -> Tensor:
         return times_gamma(M, norm)

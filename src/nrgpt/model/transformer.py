@@ -1,26 +1,19 @@
-"""The blocks of the baselines, GPT, RGPT and RGPT-parallel: transformers, without an energy.
+"""The blocks of the baselines, GPT, RGPT and RGPT-parallel: transformers, without an energy."""
 
-What every block has is said in nrgpt.model.block.
-"""
-
+from abc import abstractmethod
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..decode.cache import Cache
-from ..kernels.attention import causal_attention
 from ..kernels.pointwise import ACTIVATIONS
+from .block import Block
 from .config import ModelConfig
-from .energy.total import Extra
-from .init import blank
-from .norm import make_norm
-
-
-def dropped(update: Tensor, masks: Tensor | None, number: int = 0) -> Tensor:
-    """A block's update after dropout, if there is any."""
-    return update if masks is None else update * masks[number]
+from .init import normal, parameter, zeros
+from .norm import Norm, make_norm
+from .past import Memory, Past, WholeText
+from .step import Extra
 
 
 class Joined(NamedTuple):
@@ -30,20 +23,42 @@ class Joined(NamedTuple):
     bias: Tensor | None
 
 
-class TransformerBlock(nn.Module):
-    """What the baselines share with one another, and nothing with an energy."""
+class TransformerPlan(NamedTuple):
+    block: "TransformerBlock"
+    joined: Joined
+
+    def move(
+        self, x: Tensor, t: int, memory: Memory | None = None, masks: Tensor | None = None
+    ) -> Tensor:
+        return self.block.step(x, t, self.joined, memory, masks)
+
+    def keep(self, x: Tensor, t: int, memory: Memory) -> None:
+        self.block.attention.read(self.block.attention_norm(x), self.joined, t, memory)
+
+
+class TransformerBlock(Block):
+    """What the baselines share with one another."""
 
     def __init__(self, cfg: ModelConfig):
         super().__init__()
         self.attention = Attention(cfg)
         self.feedforward = FeedForward(cfg)
 
-    def prepare(self, extra: Extra | None = None) -> Joined:
+    def plan(self, extra: Extra | None = None, *, stacked: bool = False) -> TransformerPlan:
         if extra:
             raise ValueError(
                 f"extra terms {', '.join(extra)}: only block='nrgpt' has an energy to add to"
             )
-        return self.attention.joined()
+        return TransformerPlan(self, self.attention.joined())
+
+    @property
+    @abstractmethod
+    def attention_norm(self) -> Norm: ...
+
+    @abstractmethod
+    def step(
+        self, x: Tensor, t: int, joined: Joined, memory: Memory | None, masks: Tensor | None
+    ) -> Tensor: ...
 
 
 class SequentialBlock(TransformerBlock):
@@ -56,19 +71,15 @@ class SequentialBlock(TransformerBlock):
         self.norm_1 = make_norm(cfg, learn_gamma=cfg.learn_gamma, learn_delta=cfg.learn_delta)
         self.norm_2 = make_norm(cfg, learn_gamma=cfg.learn_gamma, learn_delta=cfg.learn_delta)
 
-    def forward(
-        self,
-        x: Tensor,
-        t: int,
-        prepared: Joined,
-        masks: Tensor | None = None,
-        cache: Cache | None = None,
-    ) -> Tensor:
-        x = x + dropped(self.attention(self.norm_1(x), prepared, t, cache), masks, 0)
-        return x + dropped(self.feedforward(self.norm_2(x)), masks, 1)
+    @property
+    def attention_norm(self) -> Norm:
+        return self.norm_1
 
-    def keep(self, x: Tensor, t: int, prepared: Joined, cache: Cache) -> None:
-        self.attention.read(self.norm_1(x), prepared, t, cache)
+    def step(
+        self, x: Tensor, t: int, joined: Joined, memory: Memory | None, masks: Tensor | None
+    ) -> Tensor:
+        x = x + dropped(self.attention(self.norm_1(x), joined, t, memory), masks, 0)
+        return x + dropped(self.feedforward(self.norm_2(x)), masks, 1)
 
 
 class ParallelBlock(TransformerBlock):
@@ -83,20 +94,16 @@ class ParallelBlock(TransformerBlock):
         if cfg.separate_norms:
             self.norm_2 = make_norm(cfg, learn_gamma=cfg.learn_gamma, learn_delta=cfg.learn_delta)
 
-    def forward(
-        self,
-        x: Tensor,
-        t: int,
-        prepared: Joined,
-        masks: Tensor | None = None,
-        cache: Cache | None = None,
+    @property
+    def attention_norm(self) -> Norm:
+        return self.norm
+
+    def step(
+        self, x: Tensor, t: int, joined: Joined, memory: Memory | None, masks: Tensor | None
     ) -> Tensor:
         g = self.norm(x)
         g_2 = g if self.norm_2 is None else self.norm_2(x)
-        return x + dropped(self.attention(g, prepared, t, cache) + self.feedforward(g_2), masks)
-
-    def keep(self, x: Tensor, t: int, prepared: Joined, cache: Cache) -> None:
-        self.attention.read(self.norm(x), prepared, t, cache)
+        return x + dropped(self.attention(g, joined, t, memory) + self.feedforward(g_2), masks, 0)
 
 
 class Attention(nn.Module):
@@ -104,16 +111,17 @@ class Attention(nn.Module):
 
     def __init__(self, cfg: ModelConfig):
         super().__init__()
+        D = cfg.width
         self.heads = cfg.heads
         self.scale = cfg.score_scale
-        self.W_Q = blank(cfg.width, cfg.width)
-        self.W_K = blank(cfg.width, cfg.width)
-        self.W_V = blank(cfg.width, cfg.width)
-        self.W_P = blank(cfg.width, cfg.width)
-        self.b_Q = blank(cfg.width) if cfg.attention_bias else None
-        self.b_K = blank(cfg.width) if cfg.attention_bias else None
-        self.b_V = blank(cfg.width) if cfg.attention_bias else None
-        self.b_P = blank(cfg.width) if cfg.bias else None
+        self.W_Q = parameter(D, D, start=normal, muon="matrix")
+        self.W_K = parameter(D, D, start=normal, muon="matrix")
+        self.W_V = parameter(D, D, start=normal, muon="matrix")
+        self.W_P = parameter(D, D, start=normal, muon="matrix")
+        self.b_Q = parameter(D, start=zeros) if cfg.attention_bias else None
+        self.b_K = parameter(D, start=zeros) if cfg.attention_bias else None
+        self.b_V = parameter(D, start=zeros) if cfg.attention_bias else None
+        self.b_P = parameter(D, start=zeros) if cfg.bias else None
 
     def joined(self) -> Joined:
         weight = torch.cat([self.W_Q, self.W_K, self.W_V])
@@ -121,24 +129,14 @@ class Attention(nn.Module):
             return Joined(weight, None)
         return Joined(weight, torch.cat([self.b_Q, self.b_K, self.b_V]))
 
-    def read(
-        self, g: Tensor, joined: Joined, t: int, cache: Cache | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, and the keys and values that the cache now holds, or the tokens' own."""
+    def read(self, g: Tensor, joined: Joined, t: int, memory: Memory | None) -> tuple[Tensor, Past]:
+        """Queries, and what they see."""
         q, k, v = F.linear(g, *joined).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        if cache is None:
-            return q, k, v
-        kept = cache.put(t, 0, k), cache.put(t, 1, v)
-        return (q, k, v) if cache.is_empty else (q, *kept)
+        return q, WholeText(t, (k, v)) if memory is None else memory.past(t, 0, (k, v))
 
-    def forward(self, g: Tensor, joined: Joined, t: int, cache: Cache | None) -> Tensor:
-        q, k, v = self.read(g, joined, t, cache)
-        if cache is None or cache.is_empty:
-            out = causal_attention(q, k, v, self.scale)
-        else:
-            assert cache.seen is not None
-            (k, mask), (v, _) = (cache.seen.window(kept, strict=False) for kept in (k, v))
-            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.scale)
+    def forward(self, g: Tensor, joined: Joined, t: int, memory: Memory | None) -> Tensor:
+        q, past = self.read(g, joined, t, memory)
+        out = past.attend(q, self.scale, strict=False)
         return F.linear(out.transpose(1, 2).flatten(-2), self.W_P, self.b_P)
 
 
@@ -148,10 +146,15 @@ class FeedForward(nn.Module):
     def __init__(self, cfg: ModelConfig):
         super().__init__()
         self.sigma = ACTIVATIONS[cfg.activation].value
-        self.W_1 = blank(cfg.hidden, cfg.width)
-        self.W_2 = blank(cfg.width, cfg.hidden)
-        self.b_1 = blank(cfg.hidden) if cfg.bias else None
-        self.b_2 = blank(cfg.width) if cfg.bias else None
+        self.W_1 = parameter(cfg.hidden, cfg.width, start=normal, muon="matrix")
+        self.W_2 = parameter(cfg.width, cfg.hidden, start=normal, muon="matrix")
+        self.b_1 = parameter(cfg.hidden, start=zeros) if cfg.bias else None
+        self.b_2 = parameter(cfg.width, start=zeros) if cfg.bias else None
 
     def forward(self, g: Tensor) -> Tensor:
         return F.linear(self.sigma(F.linear(g, self.W_1, self.b_1)), self.W_2, self.b_2)
+
+
+def dropped(update: Tensor, masks: Tensor | None, number: int) -> Tensor:
+    """A block's update after dropout, if there is any."""
+    return update if masks is None else update * masks[number]

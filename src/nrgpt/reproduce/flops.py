@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from ..language_model import LanguageModel
 from ..model.config import ModelConfig
 from ..model.flops import flops_per_token, parts_per_step
-from ..model.network import LanguageModel
 from ..train.presets import CERTIFIED, MODELS, PRESETS, paper_model
 from ..train.speed import counted_flops_per_token
 from .common import Row, markdown, write_text

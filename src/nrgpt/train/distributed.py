@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from ..check import check_choice
-from ..model.network import LanguageModel
+from ..language_model import LanguageModel
 
 
 @dataclass(frozen=True)

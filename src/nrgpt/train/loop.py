@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from ..check import from_dict
 from ..files import write_atomically
+from ..language_model import LanguageModel
 from ..measure.loss import estimated_loss
-from ..model.network import LanguageModel
 from . import checkpoint
 from .config import BOOKKEEPING, TrainConfig
 from .data import keep_tokenizer, open_dataset, prepare_dataset

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ..data.shards import TokenStream, to_device
-from ..model.network import LanguageModel
+from ..language_model import LanguageModel
 from . import checkpoint
 from .config import DataConfig, OptimiserConfig, TrainConfig
 from .data import keep_tokenizer, open_dataset, prepare_dataset

@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..kernels.dispatch import packed
 from ..kernels.graph import Graphed
-from ..model.network import LanguageModel
+from ..language_model import LanguageModel
 from .config import OptimiserConfig
 from .optim import is_for_muon
 from .packed_optim import PackedOptimiser

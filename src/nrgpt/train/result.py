@@ -11,9 +11,9 @@ from ..data.listops import read_tests
 from ..data.shards import Dataset
 from ..decode.generate import generate
 from ..files import write_atomically
+from ..language_model import LanguageModel
 from ..measure.listops import listops_accuracy
 from ..measure.loss import split_loss
-from ..model.network import LanguageModel
 from .config import TrainConfig
 from .precision import autocast
 from .report import plot_losses

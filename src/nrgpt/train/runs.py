@@ -12,7 +12,7 @@ from ..check import from_dict
 from ..data.listops import read_expression, render
 from ..data.shards import Dataset
 from ..data.tokenizer import SymbolTokenizer, Tokenizer, load_tokenizer
-from ..model.network import LanguageModel
+from ..language_model import LanguageModel
 from .checkpoint import FILES, is_valid, newest_valid, verify
 from .config import TrainConfig
 from .data import TOKENIZER, open_dataset, prepare_dataset

@@ -5,9 +5,9 @@ import time
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from ..language_model import LanguageModel
 from ..model.config import ModelConfig
 from ..model.flops import flops_per_token
-from ..model.network import LanguageModel
 
 
 def training_flops_per_token(cfg: ModelConfig, batch: int) -> float:

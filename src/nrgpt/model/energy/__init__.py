@@ -1,8 +1,50 @@
-"""Energies per token: the contract of a term, the terms, and their sum."""
+"""Energies per token: the contract of a term, the terms, and where they are found by name."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from .attention import AttentionEnergy
-from .feedforward import FEEDFORWARD
+from .feedforward import FF1, FF2, FF2W, DenseMemory
 from .term import EnergyTerm, Readout
-from .total import TotalEnergy
 
-__all__ = ["FEEDFORWARD", "AttentionEnergy", "EnergyTerm", "Readout", "TotalEnergy"]
+if TYPE_CHECKING:
+    from ..config import ModelConfig
+
+__all__ = ["ENERGIES", "AttentionEnergy", "EnergyTerm", "Readout", "register"]
+
+ENERGIES: dict[str, Callable[["ModelConfig"], EnergyTerm]] = {
+    "attention": AttentionEnergy,
+    "ff1": FF1,
+    "ff2w": FF2W,
+    "ff2": FF2,
+    "memory": DenseMemory,
+}
+"""Energies by the names that ModelConfig knows them by."""
+
+
+def register(name: str, energy: Callable[["ModelConfig"], EnergyTerm]) -> None:
+    """Let configurations name an energy of your own: a class, or a function, of a ModelConfig.
+
+    >>> import nrgpt
+    >>> class Bowl(nrgpt.EnergyTerm):
+    ...     def __init__(self, cfg):
+    ...         super().__init__()
+    ...         self.width = nrgpt.parameter(cfg.width, start=nrgpt.ones)
+    ...     def energy(self, z, past):
+    ...         return (self.width * z.square()).sum(-1) / 2
+    >>> nrgpt.register("bowl", Bowl)
+    >>> cfg = nrgpt.ModelConfig(vocab_size=9, context=8, width=16, heads=2, steps=2,
+    ...     terms=("attention", "feedforward", "bowl"))
+    >>> sorted(nrgpt.LanguageModel(cfg).energy_block.terms)
+    ['attention', 'bowl', 'feedforward']
+    """
+    if not name.isidentifier() or name == "feedforward" or name == "total":
+        raise ValueError(
+            f"name = {name!r}: must be a Python identifier, and not 'feedforward' (the place of "
+            "the configuration's feed-forward energy) or 'total' (the sum of all)"
+        )
+    known = ENERGIES.get(name)
+    is_same = getattr(known, "__qualname__", 0) == getattr(energy, "__qualname__", 1)
+    if known is not None and not is_same:
+        raise ValueError(f"name = {name!r}: another energy has it; choose another name")
+    ENERGIES[name] = energy

@@ -3,21 +3,12 @@
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from ...decode.cache import Seen
-from ...kernels.attention import (
-    attend,
-    attend_kept,
-    attend_read,
-    attend_with_logsumexp,
-    logsumexp_among,
-    logsumexp_scores,
-)
 from ..certificate import Finding, Guarantee
-from ..init import blank
-from .term import EnergyTerm, Readout, read
+from ..init import constant, normal, parameter
+from ..past import Past
+from .term import EnergyTerm, Readout
 
 if TYPE_CHECKING:
     from ..config import ModelConfig
@@ -33,16 +24,16 @@ class AttentionEnergy(EnergyTerm):
 
         -dE_A/dq_A = alpha sum_B p_B k_B:
 
-    attention whose values are its keys. E_A depends on the token's own g through q alone, and
-    logsumexp is convex, so E_A is concave in g_A where alpha >= 0.
+    attention whose values are its keys; alpha is part of the way back. E_A depends on the token's
+    own g through q alone, and logsumexp is convex, so E_A is concave in g_A where alpha >= 0.
 
     The sum over B is set by ``mask``:
 
     strict     B < A, the paper's. The first token has E = 0 and no force.
     inclusive  B <= A. Token A is now its own key too: -dE_A/dk_A = alpha p_A q_A, the extra
                (J + J^T) g_A of the exact gradient. No longer concave.
-    released   B <= A with the force of q alone, which is what the authors' code does by default:
-               the token's own key is taken for a constant. That is not the gradient of this
+    released   B <= A with the force on q alone, which is what the authors' code does by default:
+               the token's own key counts as a constant. That is not the gradient of this
                energy: for reproduction only.
     """
 
@@ -51,103 +42,77 @@ class AttentionEnergy(EnergyTerm):
     def __init__(self, cfg: "ModelConfig"):
         super().__init__()
         self.mask = cfg.mask
+        self.strict = cfg.mask == "strict"
         self.heads = cfg.heads
         self.beta = cfg.score_scale
         self.full = cfg.coupling == "full"
         self.size = cfg.width if self.full else cfg.head_width  # of one query or key
-        if self.full:
-            self.J = blank(cfg.heads, cfg.width, cfg.width)
-        else:
-            self.W_Q = blank(cfg.width, cfg.width)
-            self.W_K = blank(cfg.width, cfg.width)
-        self.alpha = blank(cfg.heads) if cfg.learn_alpha else None
         self.queries = cfg.heads * self.size  # leading rows of z; the rest are keys
-        self.written = None if self.mask == "inclusive" else self.queries
+        if self.full:
+            self.J = parameter(cfg.heads, cfg.width, cfg.width, start=normal)
+        else:
+            self.W_Q = parameter(cfg.width, cfg.width, start=normal, muon="matrix")
+            self.W_K = parameter(cfg.width, cfg.width, start=normal, muon="matrix")
+        alpha = parameter(cfg.heads, start=constant(cfg.alpha_init)) if cfg.learn_alpha else None
+        self.alpha = alpha
 
     def readout(self) -> Readout:
         if not self.full:
-            return Readout(torch.cat([self.W_Q, self.W_K]))
+            read = torch.cat([self.W_Q, self.W_K])
+            write = read if self.mask == "inclusive" else self.W_Q
+            return Readout(read, write=self.weighted(write, self.size))
         J = self.J.flatten(0, 1)
-        if self.mask == "inclusive":  # the energy depends on g as a key: read it out as well
-            J = torch.cat([J, torch.eye(J.shape[1], dtype=J.dtype, device=J.device)])
-        return Readout(J)
+        write = self.weighted(J, self.size)
+        if self.mask != "inclusive":
+            return Readout(J, write=write)
+        eye = torch.eye(J.shape[1], dtype=J.dtype, device=J.device)  # g is read as a key as well
+        return Readout(torch.cat([J, eye]), write=torch.cat([write, eye]))
 
     def keys(self, z: Tensor, g: Tensor) -> Tensor:
         if self.full:
             return g.unsqueeze(1)  # one set for all heads
         return self.split(z[..., self.queries :])
 
-    def energy(self, z: Tensor, keys: Tensor | None) -> Tensor:
-        assert keys is not None
+    def energy(self, z: Tensor, past: Past) -> Tensor:
         q = self.split(z[..., : self.queries])
-        log_sum = logsumexp_scores(q, keys, self.beta, strict=self.mask == "strict")
-        return -self.weighted(log_sum.unsqueeze(-1)).sum((1, 3)) / self.beta
+        return self.summed(past.logsumexp(q, self.beta, strict=self.strict))
 
-    def energy_and_force(self, z: Tensor, keys: Tensor | None) -> tuple[Tensor, Tensor]:
+    def force(self, z: Tensor, past: Past) -> Tensor:
+        q = self.split(z[..., : self.queries])
+        on_q = past.attend(q, self.beta, strict=self.strict)
+        if self.mask != "inclusive":
+            return self.merge(on_q)
+        return self.with_own_key(q, past, on_q, past.logsumexp(q, self.beta, strict=False))
+
+    def energy_and_force(self, z: Tensor, past: Past) -> tuple[Tensor, Tensor]:
         """From one look at the scores, which is nearly all that either costs."""
-        assert keys is not None
         q = self.split(z[..., : self.queries])
-        on_q, log_sum = attend_with_logsumexp(q, keys, self.beta, strict=self.mask == "strict")
-        energy = -self.weighted(log_sum.unsqueeze(-1)).sum((1, 3)) / self.beta
+        on_q, log_sum = past.attend_with_logsumexp(q, self.beta, strict=self.strict)
         if self.mask != "inclusive":
-            return energy, self.gained(self.merge(on_q))
-        return energy, self.with_own_key(q, keys, on_q, log_sum)
+            return self.summed(log_sum), self.merge(on_q)
+        return self.summed(log_sum), self.with_own_key(q, past, on_q, log_sum)
 
-    def gain(self) -> Tensor | None:
-        """alpha_h for each row of a head. (The force on own keys sums over heads: not with it.)"""
-        if self.alpha is None or self.mask == "inclusive":
-            return None
-        return self.alpha.repeat_interleave(self.size)
-
-    def force(self, z: Tensor, keys: Tensor | None) -> Tensor:
-        return self.gained(self.bare_force(z, keys))
-
-    def force_among(self, z: Tensor, keys: Tensor, kept: Tensor, seen: Seen) -> Tensor:
-        return self.gained(self.bare_force_among(z, keys, kept, seen))
-
-    def gained(self, force: Tensor) -> Tensor:
-        gain = self.gain()
-        return force if gain is None else force * gain.to(force.dtype)
-
-    def bare_force(self, z: Tensor, keys: Tensor | None) -> Tensor:
-        assert keys is not None
-        q = self.split(z[..., : self.queries])
-        on_q = attend(q, keys, self.beta, strict=self.mask == "strict")
-        if self.mask != "inclusive":
-            return self.merge(on_q)
-        return self.with_own_key(q, keys, on_q, logsumexp_scores(q, keys, self.beta, strict=False))
-
-    def bare_force_among(self, z: Tensor, keys: Tensor, kept: Tensor, seen: Seen) -> Tensor:
-        q = self.split(z[..., : self.queries])
-        on_q = attend_kept(q, kept, seen, self.beta, strict=self.mask == "strict")
-        if self.mask != "inclusive":
-            return self.merge(on_q)
-        kept, mask = seen.window(kept, strict=False)
-        return self.with_own_key(q, keys, on_q, logsumexp_among(q, kept, self.beta, mask))
-
-    def energy_among(self, z: Tensor, keys: Tensor, kept: Tensor, seen: Seen) -> Tensor:
-        q = self.split(z[..., : self.queries])
-        kept, mask = seen.window(kept, strict=self.mask == "strict")
-        log_sum = logsumexp_among(q, kept, self.beta, mask)
-        return -self.weighted(log_sum.unsqueeze(-1)).sum((1, 3)) / self.beta
-
-    def update(self, g: Tensor, readout: Readout, write: Tensor, field: Tensor | None) -> Tensor:
-        """Low rank, all that ``bare_force`` asks for is in z, and need not be taken apart. (A
-        subclass may have changed what is.)"""
-        used = ("bare_force", "keys", "split", "merge")
-        is_own = all(getattr(type(self), name) is getattr(AttentionEnergy, name) for name in used)
-        if self.full or self.mask == "inclusive" or not is_own:
-            return super().update(g, readout, write, field)
-        z = read(readout, g)
-        on_q = attend_read(z, self.heads, self.beta, strict=self.mask == "strict")
-        return F.linear(on_q, write, field)
-
-    def with_own_key(self, q: Tensor, keys: Tensor, on_q: Tensor, log_sum: Tensor) -> Tensor:
+    def with_own_key(self, q: Tensor, past: Past, on_q: Tensor, log_sum: Tensor) -> Tensor:
         """The force on q, and beside it the one on the token's own key."""
-        p_self = torch.exp(self.beta * (q * keys).sum(-1) - log_sum)
-        on_k = self.weighted(p_self.unsqueeze(-1) * q)
-        on_k = on_k.sum(1) if self.full else self.merge(on_k)
-        return torch.cat([self.merge(self.weighted(on_q)), on_k], dim=-1)
+        p_self = torch.exp(self.beta * (q * past.own).sum(-1) - log_sum)
+        on_k = p_self.unsqueeze(-1) * q
+        if not self.full:
+            return torch.cat([self.merge(on_q), self.merge(on_k)], dim=-1)
+        # All heads share the key, so here alpha cannot wait for the way back.
+        on_k = on_k if self.alpha is None else self.alpha[:, None, None].to(on_k.dtype) * on_k
+        return torch.cat([self.merge(on_q), on_k.sum(1)], dim=-1)
+
+    def summed(self, log_sum: Tensor) -> Tensor:
+        """The energy of logsumexps (batch, heads, tokens)."""
+        if self.alpha is not None:
+            log_sum = self.alpha[:, None].to(log_sum.dtype) * log_sum
+        return -log_sum.sum(1) / self.beta
+
+    def weighted(self, rows: Tensor, size: int) -> Tensor:
+        """alpha_h times the rows of head h, of which there are ``size``."""
+        if self.alpha is None:
+            return rows
+        return (self.alpha[:, None, None] * rows.unflatten(0, (-1, self.heads, size))).flatten(0, 2)
 
     def split(self, z: Tensor) -> Tensor:
         """(batch, tokens, heads x size) -> (batch, heads, tokens, size)."""
@@ -155,12 +120,6 @@ class AttentionEnergy(EnergyTerm):
 
     def merge(self, z: Tensor) -> Tensor:
         return z.transpose(1, 2).flatten(-2)
-
-    def weighted(self, per_head: Tensor) -> Tensor:
-        """alpha_h times something of shape (batch, heads, tokens, size)."""
-        if self.alpha is None:
-            return per_head
-        return self.alpha.to(per_head.dtype)[:, None, None] * per_head
 
     def guarantee(self) -> Finding:
         name = f"attention, {self.mask} mask"

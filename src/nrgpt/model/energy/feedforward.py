@@ -3,16 +3,17 @@
 The optional learnable ``feedforward_scale`` s multiplies the whole energy.
 """
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from ...kernels.feedforward import feedforward, force_beside, pair_force, square_force
+from ...kernels.feedforward import pair_force, square_force
 from ...kernels.pointwise import ACTIVATIONS, POTENTIALS
 from ..certificate import Finding, Guarantee
-from ..init import blank
+from ..init import normal, ones, parameter, zeros
+from ..past import Past
 from .term import EnergyTerm, Readout
 
 if TYPE_CHECKING:
@@ -26,14 +27,21 @@ class FeedForwardEnergy(EnergyTerm):
 
     def __init__(self, cfg: "ModelConfig"):
         super().__init__()
-        self.activation = cfg.activation
+        self.width, self.activation = cfg.width, cfg.activation
         self.sigma = ACTIVATIONS[cfg.activation]
-        self.feedforward_scale = blank(1) if cfg.feedforward_scale else None
+        self.feedforward_scale = parameter(1, start=ones) if cfg.feedforward_scale else None
 
     def scaled(self, value: Tensor) -> Tensor:
         if self.feedforward_scale is None:
             return value
         return self.feedforward_scale.to(value.dtype) * value
+
+    def scaled_readout(
+        self, read: Tensor, bias: Tensor | None, field: Tensor | None = None
+    ) -> Readout:
+        """The scale is part of the way back."""
+        write = None if self.feedforward_scale is None else self.scaled(read)
+        return Readout(read, bias, write, None if field is None else self.scaled(field))
 
     def finding(self, is_concave: bool, because: str) -> Finding:
         name = type(self).__name__
@@ -43,34 +51,7 @@ class FeedForwardEnergy(EnergyTerm):
         return Finding(name, level, because)
 
 
-class KnownForce(FeedForwardEnergy):
-    """What FF1 and FF2W share: kernels that know their force."""
-
-    pair: bool
-    """Whether z is two read-outs, z_1 and z_2 side by side."""
-
-    def force(self, z: Tensor, keys: Tensor | None) -> Tensor:
-        return self.scaled((pair_force if self.pair else square_force)(z, self.activation))
-
-    @property
-    def is_known(self) -> bool:
-        """A subclass may have a force of its own."""
-        mine = type(self)
-        return mine.force is KnownForce.force and mine.bare_force is EnergyTerm.bare_force
-
-    def update(self, g: Tensor, readout: Readout, write: Tensor, field: Tensor | None) -> Tensor:
-        R, b, _ = readout
-        if R is None or not self.is_known:
-            return super().update(g, readout, write, field)
-        return feedforward(g, R, b, self.scaled(write), field, self.activation, pair=self.pair)
-
-    def bare_force_beside(self, left: Tensor, z: Tensor, keys: Tensor | None) -> Tensor:
-        if self.feedforward_scale is not None or not self.is_known:
-            return super().bare_force_beside(left, z, keys)
-        return force_beside(left, z, self.activation, pair=self.pair)
-
-
-class FF1(KnownForce):
+class FF1(FeedForwardEnergy):
     """E = -||sigma(z)||^2, z = W g + b. Paper: NRGPT_H_FF1.
 
     -dE/dz = 2 sigma(z) sigma'(z). The paper calls this the same as DenseMemory with F' = sigma;
@@ -79,19 +60,20 @@ class FF1(KnownForce):
     units of random weights it hardly ever does.
     """
 
-    pair = False
-
     def __init__(self, cfg: "ModelConfig"):
         super().__init__(cfg)
         self.is_convex = cfg.activation == "relu"
-        self.W = blank(cfg.hidden, cfg.width)
-        self.b = blank(cfg.hidden) if cfg.bias else None
+        self.W = parameter(cfg.hidden, cfg.width, start=normal, muon="matrix")
+        self.b = parameter(cfg.hidden, start=zeros) if cfg.bias else None
 
     def readout(self) -> Readout:
-        return Readout(self.W, self.b)
+        return self.scaled_readout(self.W, self.b)
 
-    def energy(self, z: Tensor, keys: Tensor | None) -> Tensor:
+    def energy(self, z: Tensor, past: Past) -> Tensor:
         return self.scaled(-self.sigma.value(z).square().sum(-1))
+
+    def force(self, z: Tensor, past: Past) -> Tensor:
+        return square_force(z, self.activation)
 
     def guarantee(self) -> Finding:
         if self.is_convex:
@@ -99,7 +81,7 @@ class FF1(KnownForce):
         return self.finding(False, "GELU^2 is not convex")
 
 
-class FF2W(KnownForce):
+class FF2W(FeedForwardEnergy):
     """E = -g . (W_2 sigma(W_1 g + b_1) + b_2). Paper: NRGPT_H_FF2W, eq. E_FF2W.
 
     Read out z_1 = W_1 g + b_1 and z_2 = W_2^T g: then E = -z_2 . sigma(z_1) - b_2 . g, and
@@ -108,30 +90,33 @@ class FF2W(KnownForce):
 
     so -dE/dg = W_2 sigma(z_1) + b_2 + W_1^T (sigma'(z_1) W_2^T g): a transformer's feed-forward
     part, and a second one that makes it a gradient. The paper prints that with the wrong sign
-    and a stray sigma. A product of two read-outs is not concave.
+    and a stray sigma. A product of two readouts is not concave.
     """
-
-    pair = True
 
     def __init__(self, cfg: "ModelConfig"):
         super().__init__(cfg)
-        self.W_1 = blank(cfg.hidden, cfg.width)
-        self.W_2 = blank(cfg.width, cfg.hidden)
-        self.b_1 = blank(cfg.hidden) if cfg.bias else None
-        self.b_2 = blank(cfg.width) if cfg.bias else None
+        self.W_1 = parameter(cfg.hidden, cfg.width, start=normal, muon="matrix")
+        self.W_2 = parameter(cfg.width, cfg.hidden, start=normal, muon="matrix")
+        self.b_1 = parameter(cfg.hidden, start=zeros) if cfg.bias else None
+        self.b_2 = parameter(cfg.width, start=zeros) if cfg.bias else None
 
     def readout(self) -> Readout:
-        R = torch.cat([self.W_1, self.W_2.T])
-        if self.b_1 is None or self.b_2 is None:
-            return Readout(R)
-        return Readout(R, torch.cat([self.b_1, torch.zeros_like(self.b_1)]), self.scaled(self.b_2))
+        read = torch.cat([self.W_1, self.W_2.T])
+        if self.b_1 is None:
+            return self.scaled_readout(read, None)
+        return self.scaled_readout(
+            read, torch.cat([self.b_1, torch.zeros_like(self.b_1)]), self.b_2
+        )
 
-    def energy(self, z: Tensor, keys: Tensor | None) -> Tensor:
+    def energy(self, z: Tensor, past: Past) -> Tensor:
         z_1, z_2 = z.chunk(2, dim=-1)
         return self.scaled(-(z_2 * self.sigma.value(z_1)).sum(-1))
 
+    def force(self, z: Tensor, past: Past) -> Tensor:
+        return pair_force(z, self.activation)
+
     def guarantee(self) -> Finding:
-        return self.finding(False, "a product of two read-outs is not concave")
+        return self.finding(False, "a product of two readouts is not concave")
 
 
 class FF2(FeedForwardEnergy):
@@ -143,24 +128,23 @@ class FF2(FeedForwardEnergy):
 
     def __init__(self, cfg: "ModelConfig"):
         super().__init__(cfg)
-        self.W_1 = blank(cfg.width, cfg.width)
-        self.W_2 = blank(cfg.hidden, cfg.width)
-        self.b_1 = blank(cfg.width) if cfg.bias else None
-        self.b_2 = blank(cfg.hidden) if cfg.bias else None
+        self.W_1 = parameter(cfg.width, cfg.width, start=normal, muon="matrix")
+        self.W_2 = parameter(cfg.hidden, cfg.width, start=normal, muon="matrix")
+        self.b_1 = parameter(cfg.width, start=zeros) if cfg.bias else None
+        self.b_2 = parameter(cfg.hidden, start=zeros) if cfg.bias else None
 
     def readout(self) -> Readout:
-        return Readout(self.W_1, self.b_1)
+        return self.scaled_readout(self.W_1, self.b_1)
 
     def second_layer(self, z: Tensor) -> Tensor:
-        return torch.nn.functional.linear(self.sigma.value(z), self.W_2, self.b_2)
+        return F.linear(self.sigma.value(z), self.W_2, self.b_2)
 
-    def energy(self, z: Tensor, keys: Tensor | None) -> Tensor:
+    def energy(self, z: Tensor, past: Past) -> Tensor:
         return self.scaled(-self.sigma.value(self.second_layer(z)).square().sum(-1))
 
-    def force(self, z: Tensor, keys: Tensor | None) -> Tensor:
-        u = self.second_layer(z)
-        on_u = self.sigma.pull(2 * self.sigma.value(u), u)
-        return self.scaled(self.sigma.pull(on_u @ self.W_2, z))
+    def force(self, z: Tensor, past: Past) -> Tensor:
+        on_u = square_force(self.second_layer(z), self.activation)
+        return self.sigma.pull(on_u @ self.W_2, z)
 
     def guarantee(self) -> Finding:
         return self.finding(False, "two layers of activations are not concave")
@@ -176,29 +160,21 @@ class DenseMemory(FeedForwardEnergy):
 
     def __init__(self, cfg: "ModelConfig"):
         super().__init__(cfg)
-        self.potential = cfg.potential
-        self.W = blank(cfg.hidden, cfg.width)
-        self.b = blank(cfg.hidden) if cfg.bias else None
+        self.name = cfg.potential
+        self.potential = POTENTIALS[cfg.potential]
+        self.W = parameter(cfg.hidden, cfg.width, start=normal, muon="matrix")
+        self.b = parameter(cfg.hidden, start=zeros) if cfg.bias else None
 
     def readout(self) -> Readout:
-        return Readout(self.W, self.b)
+        return self.scaled_readout(self.W, self.b)
 
-    def energy(self, z: Tensor, keys: Tensor | None) -> Tensor:
-        return self.scaled(-POTENTIALS[self.potential].value(z).sum(-1))
+    def energy(self, z: Tensor, past: Past) -> Tensor:
+        return self.scaled(-self.potential.value(z).sum(-1))
 
-    def force(self, z: Tensor, keys: Tensor | None) -> Tensor:
-        return self.scaled(POTENTIALS[self.potential].derivative(z))
+    def force(self, z: Tensor, past: Past) -> Tensor:
+        return self.potential.derivative(z)
 
     def guarantee(self) -> Finding:
-        if POTENTIALS[self.potential].convex:
-            return self.finding(True, f"concave: its potential {self.potential} is convex")
-        return self.finding(False, f"its potential {self.potential} is not convex")
-
-
-FEEDFORWARD: dict[str, Callable[["ModelConfig"], EnergyTerm]] = {
-    "ff1": FF1,
-    "ff2w": FF2W,
-    "ff2": FF2,
-    "memory": DenseMemory,
-}
-"""Feed-forward energies by the name that ModelConfig.feedforward knows them by; add your own."""
+        if self.potential.convex:
+            return self.finding(True, f"concave: its potential {self.name} is convex")
+        return self.finding(False, f"its potential {self.name} is not convex")

@@ -1,0 +1,30 @@
+"""The language model: the network, and what one does with it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from .decode.generate import generate
+from .dynamics.descent import check_descent
+from .model.certificate import Certificate
+from .model.network import Network
+from .model.step import Extra
+
+
+class LanguageModel(Network):
+    """A network that generates texts and says whether its energy goes down."""
+
+    def generate(self, prompts: Sequence[Sequence[int]], **options: Any) -> list[list[int]]:
+        """The new tokens of each prompt; see nrgpt.decode.generate.generate for the options."""
+        return generate(self, prompts, **options)
+
+    def certificate(
+        self, extra: Extra | None = None, *, idx: Tensor | None = None, steps: int | None = None
+    ) -> Certificate:
+        """Is descent guaranteed, at the present weights? If not, which part is to blame? Given
+        tokens ``idx``, their energies are followed too, with a frozen past and in parallel."""
+        found = self.guarantees(extra)
+        if idx is None:
+            return found
+        return Certificate(found.findings, check_descent(self, idx, steps=steps, extra=extra))
