@@ -20,14 +20,20 @@ VARIANTS = [
 ]
 
 
-def extended(model, idx, parts, lengths=None, frozen=False):
-    """Last states of all tokens, computed in parts. The first part may be padded."""
-    cache, prepared, states, start = Cache(13, frozen=frozen), model.prepare(), [], 0
-    for part in parts:
-        states.append(model.extend(idx[:, start : start + part], cache, prepared))
-        cache.end(part)
-        start += part
-    return torch.cat(states, dim=1)
+def extend(model, idx, cache, plans, counts=None):
+    """Last states of tokens that follow those in the cache."""
+    positions = cache.begin(*idx.shape, idx.device)
+    x = model.extend(idx, positions, plans, cache)
+    if cache.frozen:
+        plans[0].keep(x, 0, cache)
+    cache.end(idx.shape[1] if counts is None else counts)
+    return x
+
+
+def extended(model, idx, parts, *, frozen=False, stacked=False):
+    """Last states of all tokens, computed in parts."""
+    cache, plans = Cache(13, frozen=frozen), model.plan(stacked=stacked)
+    return torch.cat([extend(model, part, cache, plans) for part in idx.split(parts, 1)], dim=1)
 
 
 @pytest.mark.parametrize("fields", VARIANTS, ids=str)
@@ -35,8 +41,8 @@ def test_parts_equal_the_whole(fields):
     model = randomised(config(**fields))
     idx = torch.randint(11, (3, 13))
     *_, whole = model.states(idx)
-    for parts in ([13], [1] * 13, [4, 1, 1, 5, 2]):
-        assert relative(extended(model, idx, parts), whole) < 1e-12
+    for parts, stacked in itertools.product(([13], [1] * 13, [4, 1, 1, 5, 2]), (False, True)):
+        assert relative(extended(model, idx, parts, stacked=stacked), whole) < 1e-12
 
 
 @pytest.mark.parametrize("fields", VARIANTS, ids=str)
@@ -45,15 +51,13 @@ def test_rows_of_unequal_length(fields):
     idx = torch.randint(11, (3, 13))
     *_, whole = model.states(idx)
     lengths = [1, 6, 4]
-    cache, prepared = Cache(13), model.prepare()
+    cache, plans = Cache(13), model.plan(stacked=True)
     padded = idx[:, :6].clone()
     padded[0, 1:], padded[2, 4:] = 0, 9
-    model.extend(padded, cache, prepared)
-    cache.end(lengths)
+    extend(model, padded, cache, plans, lengths)
     for count in (1, 2, 1):
         positions = torch.tensor(lengths)[:, None] + torch.arange(count)
-        x = model.extend(idx.gather(1, positions), cache, prepared)
-        cache.end(count)
+        x = extend(model, idx.gather(1, positions), cache, plans)
         expected = whole.gather(1, positions[..., None].expand(-1, -1, 9))
         assert relative(x, expected) < 1e-12
         lengths = [n + count for n in lengths]
@@ -70,11 +74,11 @@ def test_a_frozen_past_is_the_last_states_of_earlier_tokens(fields):
     idx = torch.randint(11, (2, 9))
     found = extended(model, idx, [6, 1, 1, 1], frozen=True)
     *_, past = model.states(idx[:, :6])
-    prepared = model.prepare()
+    plans = model.plan()
     for A in range(6, 9):
         x = model.embed(idx[:, : A + 1])[:, A:]
         for t in range(model.cfg.steps):
-            x = model.blocks[0](torch.cat([past, x], dim=1), t, prepared[0])[:, A:]
+            x = model.blocks[0](torch.cat([past, x], dim=1), t, plans[0])[:, A:]
         past = torch.cat([past, x], dim=1)
     assert relative(found, past) < 1e-12
     *_, exact = model.states(idx)
@@ -94,8 +98,9 @@ def test_memory():
 
     def numbers(frozen, **fields):
         cache, model = Cache(13, frozen=frozen), randomised(config(**fields))
-        model.extend(torch.randint(11, (2, 5)), cache, model.prepare())
-        return sum(kept.numel() for kept in cache.kept.values())
+        extend(model, torch.randint(11, (2, 5)), cache, model.plan())
+        pairs = (kept if isinstance(kept, tuple) else (kept,) for kept in cache.kept.values())
+        return sum(kept.numel() for pair in pairs for kept in pair)
 
     one_set = 2 * 13 * 9
     assert numbers(False) == 3 * one_set
@@ -106,12 +111,11 @@ def test_memory():
 
 def test_mistakes():
     model = randomised(config())
-    cache, prepared = Cache(13), model.prepare()
-    model.extend(torch.randint(11, (2, 12)), cache, prepared)
-    cache.end(12)
+    cache, plans = Cache(13), model.plan()
+    extend(model, torch.randint(11, (2, 12)), cache, plans)
     with pytest.raises(ValueError, match="3 rows; this cache holds 2"):
-        model.extend(torch.randint(11, (3, 1)), cache, prepared)
+        extend(model, torch.randint(11, (3, 1)), cache, plans)
     with pytest.raises(ValueError, match=r"holds 12 tokens; 2 more do not fit .* 13"):
-        model.extend(torch.randint(11, (2, 2)), cache, prepared)
+        extend(model, torch.randint(11, (2, 2)), cache, plans)
     with pytest.raises(ValueError, match="frozen cache is for recurrent models"):
         generate(randomised(config(block="gpt")), [[1]], max_new_tokens=1, cache="frozen")

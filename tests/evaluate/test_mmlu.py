@@ -26,8 +26,8 @@ from nrgpt.evaluate.mmlu import (
     subjects_of,
 )
 from nrgpt.evaluate.tasks import run_tasks
-from nrgpt.measure.listops import Score
 from nrgpt.language_model import LanguageModel
+from nrgpt.measure.listops import Score
 
 from ..characters import character_run
 from ..questions import write_questions

@@ -7,8 +7,14 @@ import torch
 
 import nrgpt
 from nrgpt import LanguageModel
+from nrgpt.decode.cache import Cache
+from nrgpt.model import block as block_module
+from nrgpt.model import config as config_module
+from nrgpt.model import energy as energy_module
 from nrgpt.model.energy.attention import AttentionEnergy
 from nrgpt.model.energy.feedforward import FF1, FF2W
+from nrgpt.model.init import initialise
+from nrgpt.model.past import WholeText
 
 from .. import reference
 from ..models import COUPLINGS, FEEDFORWARDS, MASKS, NORMS, RATES, config, randomised, relative
@@ -30,13 +36,15 @@ def test_energies_and_forces_of_each_term(mask, coupling, feedforward, options):
         learn_alpha=options,
         bias=options,
         feedforward_scale=options,
+        norm="none",  # g is x
         **feedforward,
     )
     model = randomised(cfg)
     w = make_weights(model)
     g = torch.randn(3, 7, cfg.width, dtype=torch.float64)
-    total = model.energy_block.energy
-    energies, forces = total.energies(g), total.forces(g)
+    _, energies, forces, _ = model.energy_block.plan().observe(g, 0)
+    for name, energy in model.energies(g).items():
+        assert relative(energy, energies[name]) < 1e-12
     expected = {
         "attention": lambda own: reference.attention_energy(cfg, w, own, g),
         "feedforward": lambda own: reference.feedforward_energy(cfg, w, own),
@@ -92,25 +100,24 @@ def test_update_and_loss_gradients(mask, coupling, feedforward):
 
 def test_released_mask_is_no_gradient_of_its_energy():
     """With the diagonal kept, the update is off by far more than rounding."""
-    model = randomised(config(mask="released"))
+    model = randomised(config(mask="released", norm="none"))
     g = torch.randn(2, 7, 9, dtype=torch.float64, requires_grad=True)
-    total = model.energy_block.energy
     w = make_weights(model)
     exact = -torch.autograd.grad(
         reference.attention_energy(config(mask="inclusive"), w, g, g.detach()).sum(), g
     )[0]
-    assert relative(total.forces(g)["attention"], exact) > 0.05
+    assert relative(model.energy_block.plan().observe(g, 0).forces["attention"], exact) > 0.05
 
 
 class Quadratic(nrgpt.EnergyTerm):
     """A user's term in five lines: its force is left to autograd."""
 
-    def energy(self, z, keys):
+    def energy(self, z, past):
         return 0.05 * z.square().sum(-1)
 
 
 class QuadraticByHand(Quadratic):
-    def force(self, z, keys):
+    def force(self, z, past):
         return -0.1 * z
 
 
@@ -126,8 +133,8 @@ def test_extra_terms_at_call_time(rate):
     x = torch.randn(2, 7, 9, dtype=torch.float64)
     g = model.energy_block.norm(x)
     assert model.energies(x, extra={"q": Quadratic()}).keys() == {"attention", "feedforward", "q"}
-    step = model.energy_block.update(x, 1, model.energy_block.prepare({"q": Quadratic()}))
-    without = model.energy_block.update(x, 1, model.energy_block.plan())
+    step = model.energy_block.plan({"q": Quadratic()}).move(x, 1)
+    without = model.energy_block.plan().move(x, 1)
     eta = reference.eta(model.cfg, make_weights(model), 1, x, "q")
     assert relative(step - without, torch.einsum("bnij,bnj->bni", eta, -0.1 * g)) < 1e-10
     with pytest.raises(ValueError, match="already has a term"):
@@ -155,29 +162,46 @@ class Mixing(nrgpt.EnergyTerm):
         self.register_buffer("R", torch.randn(4, width, dtype=torch.float64))
 
     def readout(self):
-        return nrgpt.Readout(
-            self.R, torch.ones(4, dtype=torch.float64), torch.ones(self.R.shape[1]).double()
-        )
+        field = torch.ones(self.R.shape[1]).double()
+        return nrgpt.Readout(self.R, torch.ones(4, dtype=torch.float64), field=field)
 
     def keys(self, z, g):
-        return z
+        return z.unsqueeze(1)
 
-    def energy(self, z, keys):
-        before = keys.cumsum(1) - keys
+    def energy(self, z, past):
+        keys, mask = past.visible(strict=True)
+        before = (mask.to(z.dtype) @ keys)[:, 0]
         return (z * before).sum(-1) + z.pow(4).sum(-1)
 
 
 def test_a_mixing_term_by_autograd():
     """Each token's force is the gradient of its own energy, the tokens before it held fixed."""
-    model = randomised(config())
-    term = Mixing(9)
+    model = randomised(config(norm="none"))
+    plan = model.energy_block.plan({"mixing": Mixing(9)})
     g = torch.randn(2, 7, 9, dtype=torch.float64)
-    force = model.energy_block.energy.forces(g, {"mixing": term})["mixing"]
+    force = plan.observe(g, 0).forces["mixing"]
     for A in range(7):
         own = g[:, A].clone().requires_grad_()
         moved = torch.cat([g[:, :A], own[:, None], g[:, A + 1 :]], 1)
-        E_A = model.energy_block.energy.energies(moved, {"mixing": term})["mixing"][:, A]
+        E_A = plan.energies(moved)["mixing"][:, A]
         assert relative(force[:, A], -torch.autograd.grad(E_A.sum(), own)[0]) < 1e-12
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_a_mixing_term_decodes_with_the_cache_by_itself(stacked):
+    model = randomised(config())
+    extra = {"mixing": Mixing(9)}
+    idx, _ = make_tokens(model.cfg)
+    whole = model.last_state(idx, extra=extra)
+    cache, plans, states = Cache(13), model.plan(extra, stacked=stacked), []
+    for part in idx.split([3, 1, 2, 1], dim=1):
+        positions = cache.begin(len(part), part.shape[1], part.device)
+        states.append(model.extend(part, positions, plans, cache))
+        cache.end(part.shape[1])
+    assert relative(torch.cat(states, dim=1), whole) < 1e-12
+    prompts = idx.tolist()
+    new = model.generate(prompts, max_new_tokens=4, extra=extra)
+    assert new == model.generate(prompts, max_new_tokens=4, extra=extra, cache="none")
 
 
 def test_terms_that_break_the_contract_are_named():
@@ -186,11 +210,8 @@ def test_terms_that_break_the_contract_are_named():
     x = torch.randn(2, 7, 9, dtype=torch.float64)
 
     class WrongShape(Quadratic):
-        def energy(self, z, keys):
+        def energy(self, z, past):
             return z
-
-    class HalfWritten(Quadratic):
-        written = 3
 
     class BiasAlone(Quadratic):
         def readout(self):
@@ -198,9 +219,7 @@ def test_terms_that_break_the_contract_are_named():
 
     with pytest.raises(ValueError, match=r"term 'q': energy has shape \(2, 7, 9\)"):
         model.energies(x, extra={"q": WrongShape()})
-    with pytest.raises(ValueError, match=r"written = 3 but no force"):
-        model(idx, extra={"q": HalfWritten()})
-    with pytest.raises(ValueError, match=r"bias needs a weight"):
+    with pytest.raises(ValueError, match=r"bias needs a read"):
         model(idx, extra={"q": BiasAlone()})
     with pytest.raises(ValueError, match=r"must be an EnergyTerm"):
         model(idx, extra={"q": lambda z: z})
@@ -214,29 +233,87 @@ def test_energies_keep_their_precision_under_autocast():
         assert all(torch.equal(E, exact[name]) for name, E in model.energies(x).items())
 
 
+def test_an_energy_over_an_inherited_force_is_refused():
+    """Or the class would silently keep the force of another energy."""
+    with pytest.raises(TypeError, match=r"Doubled .* `force = EnergyTerm\.force`"):
+
+        class Doubled(FF1):
+            def energy(self, z, past):
+                return 2 * super().energy(z, past)
+
+    class ByAutograd(FF1):
+        force = nrgpt.EnergyTerm.force
+
+        def energy(self, z, past):
+            return 2 * super().energy(z, past)
+
+    cfg = config(norm="none", feedforward="ff1")
+    plain, doubled = FF1(cfg), ByAutograd(cfg)
+    doubled.load_state_dict({"W": torch.randn(18, 9)})
+    plain.load_state_dict(doubled.state_dict())
+    z = torch.randn(2, 5, 18)
+    E, force = doubled.energy_and_force(z, None)
+    assert relative(E, 2 * plain.energy(z, None)) < 1e-6
+    assert relative(force, 2 * plain.force(z, None)) < 1e-6
+
+
 class Mine(nrgpt.EnergyTerm):
     """A trainable term of a user's own, with a readout and without a hand-written force."""
 
     def __init__(self, cfg):
         super().__init__()
-        self.xi = torch.nn.Parameter(torch.empty(5, cfg.width))
+        self.xi = nrgpt.parameter(5, cfg.width, start=nrgpt.normal, muon="matrix")
 
     def readout(self):
         return nrgpt.Readout(self.xi)
 
-    def energy(self, z, keys):
+    def energy(self, z, past):
         return -torch.logsumexp(z, -1)
 
 
-def test_a_registered_term_trains(monkeypatch):
-    monkeypatch.setitem(nrgpt.model.energy.FEEDFORWARD, "mine", Mine)
-    with pytest.raises(ValueError, match=r"feedforward\.xi.*nrgpt\.init\.RULES"):
-        LanguageModel(config(feedforward="mine"))
-    monkeypatch.setitem(nrgpt.model.init.RULES, "xi", nrgpt.model.init.normal)
-    model = randomised(config(feedforward="mine"))
-    idx, targets = make_tokens(model.cfg)
-    model(idx, targets)[1].backward()
-    assert model.energy_block.energy.terms["feedforward"].xi.grad.abs().sum() > 0
+def test_registered_terms_train(monkeypatch):
+    """In the place of the feed-forward energy, and as a third term."""
+    monkeypatch.setattr(energy_module, "ENERGIES", dict(energy_module.ENERGIES))
+    monkeypatch.setattr(config_module, "ENERGIES", energy_module.ENERGIES)
+    monkeypatch.setattr(block_module, "ENERGIES", energy_module.ENERGIES)
+    nrgpt.register("mine", Mine)
+    nrgpt.register("mine", Mine)  # the module may be imported again
+    for fields in ({"feedforward": "mine"}, {"terms": ("attention", "feedforward", "mine")}):
+        for rate in RATES:
+            model = randomised(config(rate=rate, **fields))
+            name = (fields.get("feedforward") and "feedforward") or "mine"
+            assert model.for_muon[f"blocks.0.energy.terms.{name}.xi"] == "matrix"
+            idx, targets = make_tokens(model.cfg)
+            model(idx, targets)[1].backward()
+            assert model.energy_block.terms[name].xi.grad.abs().sum() > 0
+            new = model.generate(idx.tolist(), max_new_tokens=4)
+            assert new == model.generate(idx.tolist(), max_new_tokens=4, cache="none")
+    with pytest.raises(ValueError, match="another energy has it"):
+        nrgpt.register("ff1", Mine)
+    for name in ("no name", "feedforward", "total"):
+        with pytest.raises(ValueError, match="must be a Python identifier"):
+            nrgpt.register(name, Mine)
+
+
+def test_parameters_of_other_origin_keep_their_values():
+    class Careless(Mine):
+        def __init__(self, cfg):
+            super().__init__(cfg)
+            self.xi = torch.nn.Parameter(torch.full((5, cfg.width), float("nan")))
+
+    class Given(Mine):
+        def __init__(self, cfg):
+            super().__init__(cfg)
+            self.xi = torch.nn.Parameter(torch.full((5, cfg.width), 0.25))
+
+    cfg = config()
+    model = LanguageModel(cfg)
+    model.energy_block.energy.terms["given"] = Given(cfg)
+    initialise(model, cfg)
+    assert (model.energy_block.terms["given"].xi == 0.25).all()
+    model.energy_block.energy.terms["careless"] = Careless(cfg)
+    with pytest.raises(ValueError, match=r"careless\.xi.*not finite"):
+        initialise(model, cfg)
 
 
 class NormalisedKeys(AttentionEnergy):
@@ -250,34 +327,36 @@ class TurnedHeads(AttentionEnergy):
         return super().split(z.flip(-1))
 
 
-class Gained(FF1):
-    def gain(self):
-        return torch.full((len(self.W),), 3.0, dtype=self.W.dtype)
-
-    def bare_force(self, z, keys):
-        return self.force(z, keys) / 3
+class Tripled(FF1):
+    def force(self, z, past):
+        return 3 * super().force(z, past)
 
 
 class Halved(FF2W):
-    def force(self, z, keys):
-        return super().force(z, keys) / 2
+    def readout(self):
+        read, bias, _, field = super().readout()
+        return nrgpt.Readout(read, bias, read / 2, field)
 
 
-@pytest.mark.parametrize("kind", [NormalisedKeys, TurnedHeads, Gained, Halved])
-def test_a_subclass_keeps_what_it_changed(kind):
-    """Terms may make their update in one go; one that changes a part of it must not lose that."""
-    cfg = config()
+@pytest.mark.parametrize("kind", [NormalisedKeys, TurnedHeads, Tripled, Halved])
+@pytest.mark.parametrize("stacked", [False, True])
+def test_a_subclass_keeps_what_it_changed(kind, stacked):
+    """Kernels know the exact types only; a subclass goes by its own methods."""
+    cfg = config(norm="none")
+    model = randomised(cfg)
     term = kind(cfg).double()
-    for parameter in term.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    g = torch.randn(2, 7, cfg.width, dtype=torch.float64)
+    with torch.no_grad():
+        for parameter in term.parameters():
+            parameter.copy_(0.3 * torch.randn_like(parameter))
+    plan = model.energy_block.plan({"changed": term}, stacked=stacked)
+    x = torch.randn(2, 7, cfg.width, dtype=torch.float64)
     readout = term.readout()
-    rows = term.written or len(readout.weight)
-    write = torch.randn(cfg.width, rows, dtype=torch.float64)
-    expected = nrgpt.EnergyTerm.update(term, g, readout, write, None)
-    assert relative(term.update(g, readout, write, None), expected) < 1e-12
-    z = g @ readout.weight.T
-    left = torch.randn(2, 7, 3, dtype=torch.float64)
-    beside = term.bare_force_beside(left, z, term.keys(z, g))
-    assert torch.equal(beside[..., :3], left)
-    assert relative(beside[..., 3:], term.bare_force(z, term.keys(z, g))) < 1e-12
+    z = readout.z(x)
+    force = readout.on_g(term.force(z, WholeText(0, term.keys(z, x))))
+    cache = Cache(13)
+    cache.begin(2, 7, x.device)
+    eta = reference.eta(cfg, make_weights(model), 0, x, "changed")
+    expected = torch.einsum("bnij,bnj->bni", eta, force)
+    without = model.energy_block.plan().move(x, 0)
+    assert relative(plan.move(x, 0) - without, expected) < 1e-10
+    assert relative(plan.move(x, 0, cache) - without, expected) < 1e-10

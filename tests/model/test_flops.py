@@ -7,6 +7,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from nrgpt import LanguageModel
+from nrgpt.model.energy import ENERGIES
 from nrgpt.model.flops import flops_per_token, parts_per_step
 from tests.models import BLOCKS, COUPLINGS, MASKS, RATES, config
 
@@ -53,9 +54,8 @@ def test_the_papers_claims_about_flops():
     assert ff2w["attention"] < gpt["attention"] < full["attention"] / 5
 
 
-def test_an_energy_of_ones_own_has_no_formula(monkeypatch):
-    from nrgpt.model.energy import ENERGIES
-
-    monkeypatch.setitem(FEEDFORWARD, "mine", ENERGIES["ff1"])
-    with pytest.raises(ValueError, match="feedforward = 'mine': no formula"):
-        flops_per_token(config(feedforward="mine"))
+def test_an_energy_of_ones_own_is_counted(monkeypatch):
+    monkeypatch.setitem(ENERGIES, "mine", ENERGIES["ff1"])
+    assert flops_per_token(config(feedforward="mine")) == flops_per_token(config(feedforward="ff1"))
+    three = parts_per_step(config(terms=("attention", "feedforward", "mine")), 13)
+    assert three["mine"] == parts_per_step(config(feedforward="ff1"), 13)["feedforward"]

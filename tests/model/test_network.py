@@ -170,7 +170,7 @@ def test_dropout_is_on_embeddings_and_updates_only(block):
     assert relative(first[kept], 2 * clean.embed(idx)[kept]) < 1e-12
     if block in ("nrgpt", "rgpt_parallel"):
         update = last - first
-        whole = clean.blocks[0](first, 0, clean.blocks[0].prepare()) - first
+        whole = clean.blocks[0](first, 0, clean.blocks[0].plan()) - first
         kept = update.abs() > 1e-12
         assert 0.4 < kept.double().mean() < 0.6
         assert relative(update[kept], 2 * whole[kept]) < 1e-9

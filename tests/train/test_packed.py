@@ -11,7 +11,6 @@ import torch
 from nrgpt import EnergyTerm
 from nrgpt.data.shards import Dataset
 from nrgpt.decode.decoder import GraphedDecoder
-from nrgpt.model.energy import ENERGIES
 from nrgpt.train import loop, packed, sweep
 from nrgpt.train.checkpoint import newest_valid
 from nrgpt.train.faults import TrainingError
@@ -104,7 +103,7 @@ class Pull(EnergyTerm):
 
 
 def test_energies_with_buffers_and_without_readouts(tmp_path, monkeypatch):
-    monkeypatch.setitem(FEEDFORWARD, "pull", Pull)
+    monkeypatch.setitem(ENERGIES, "pull", Pull)
     cfg = debug(*SHORT, "model.feedforward=pull")
     (found,) = packed.train_packed([cfg], [tmp_path / "pack"])
     assert found["step"] == 12
