@@ -1,12 +1,20 @@
 """Checks of the probe in float64 and at tiny size.
 
-    python experiments/descent/check.py
+python experiments/descent/check.py
 """
 
 import torch
 from probe import Config, Model, cone, exact, norm, sdpa, to_sphere
 
-SMALL = {"width": 32, "heads": 4, "context": 50, "vocabulary": 64, "steps": 3, "compile": False, "precision": "fp32"}
+SMALL = {
+    "width": 32,
+    "heads": 4,
+    "context": 50,
+    "vocabulary": 64,
+    "steps": 3,
+    "compile": False,
+    "precision": "fp32",
+}
 
 
 def check_descent(**fields) -> None:
@@ -16,21 +24,37 @@ def check_descent(**fields) -> None:
     model = Model(c).double()
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.5)
-    x = torch.randn(200, 50, 32, dtype=torch.float64) * 10 ** (torch.rand(200, 50, 1).double() * 6 - 3)
+    x = torch.randn(200, 50, 32, dtype=torch.float64) * 10 ** (
+        torch.rand(200, 50, 1).double() * 6 - 3
+    )
     with torch.no_grad():
         W = model.prepare()
         x = to_sphere(x) if c.sphere else x
-        past = None if not c.settled else model.split(torch.linalg.matmul(norm(torch.randn_like(x)), W["kv"].T))
+        past = (
+            None
+            if not c.settled
+            else model.split(torch.linalg.matmul(norm(torch.randn_like(x)), W["kv"].T))
+        )
         g, q, h, kv = model.read(x, past, None, W)
         free = g.clone().requires_grad_()
         with torch.enable_grad():  # the force by autograd: another implementation
             z = free @ W["read"].T
             q = model.split(z[..., : model.queries])
-            s = model.scale * q @ (torch.nn.functional.pad(kv[..., :-1, :], (0, 0, 1, 0)) if c.strict else kv)[..., : q.shape[-1]].mT
+            s = (
+                model.scale
+                * q
+                @ (torch.nn.functional.pad(kv[..., :-1, :], (0, 0, 1, 0)) if c.strict else kv)[
+                    ..., : q.shape[-1]
+                ].mT
+            )
             s = s.masked_fill(torch.ones(50, 50, dtype=torch.bool).triu(1), -torch.inf)
             E = -(W["alpha"][..., 0] / model.scale * s.logsumexp(-1)).sum(1)
             hidden = z[..., model.queries : model.queries + model.hidden]
-            potential = torch.nn.functional.softplus(hidden) if c.potential == "softplus" else hidden.relu() ** 2 / 2
+            potential = (
+                torch.nn.functional.softplus(hidden)
+                if c.potential == "softplus"
+                else hidden.relu() ** 2 / 2
+            )
             E = E - (W["units"] * potential).sum(-1)
             if model.field is not None:
                 E = E - free @ model.field
@@ -44,17 +68,43 @@ def check_descent(**fields) -> None:
         rise = (model.energy(new, kv, None, W) - E) / E.abs().clamp_min(1e-3)
         assert new.isfinite().all() and rise.max() <= 1e-12, rise.max()
         # the step's own force is the same: a step with these gains moves as the cone says
-        out, _ = model.step(x, x, x, past, None, torch.zeros(5, 1).double(), W, model.block.W_P[0], model.block.W_2[0], attend=exact)
+        out, _ = model.step(
+            x,
+            x,
+            x,
+            past,
+            None,
+            torch.zeros(5, 1).double(),
+            W,
+            model.block.W_P[0],
+            model.block.W_2[0],
+            attend=exact,
+        )
         still, _ = cone(x, x, f, 0.0 if c.sphere else 32 * 1e-5, c.margin, c.nudge)
-        assert torch.allclose(out, to_sphere(still) if c.sphere else still, rtol=1e-9, atol=1e-9), fields
-    print(f"{fields}: cone acted on {(push > 0).double().mean():.2f}, largest rise {rise.max():.1e}")
+        assert torch.allclose(out, to_sphere(still) if c.sphere else still, rtol=1e-9, atol=1e-9), (
+            fields
+        )
+    print(
+        f"{fields}: cone acted on {(push > 0).double().mean():.2f}, largest rise {rise.max():.1e}"
+    )
 
 
 def check_edges() -> None:
     """Zero force, x along and against it, y = 0, y along it: finite, gradients too."""
     u = torch.randn(1, 6, 32, dtype=torch.float64)
-    x = torch.stack([torch.randn(32).double(), u[0, 1], -u[0, 2], u[0, 3] * 1e-4, torch.randn(32).double(), torch.zeros(32).double()])[None]
-    y = torch.stack([x[0, 0], u[0, 1] * 3, u[0, 2], torch.zeros(32).double(), u[0, 4], torch.randn(32).double()])[None]
+    x = torch.stack(
+        [
+            torch.randn(32).double(),
+            u[0, 1],
+            -u[0, 2],
+            u[0, 3] * 1e-4,
+            torch.randn(32).double(),
+            torch.zeros(32).double(),
+        ]
+    )[None]
+    y = torch.stack(
+        [x[0, 0], u[0, 1] * 3, u[0, 2], torch.zeros(32).double(), u[0, 4], torch.randn(32).double()]
+    )[None]
     u[0, 0] = 0
     for slack in (0.0, 32e-5):
         for margin in (0.0, 0.05):
@@ -72,7 +122,11 @@ def check_gradients(**fields) -> None:
     tokens = torch.randint(64, (2, 50))
     *_, (x, _, _) = model.walk(tokens, c.steps)
     model.nll(x, model.tokens, tokens).mean().backward()
-    missing = [n for n, p in model.named_parameters() if p.requires_grad and (p.grad is None or not p.grad.isfinite().all())]
+    missing = [
+        n
+        for n, p in model.named_parameters()
+        if p.requires_grad and (p.grad is None or not p.grad.isfinite().all())
+    ]
     model.eval()
     with torch.no_grad():
         *_, (x, _, _) = model.walk(tokens, c.steps)

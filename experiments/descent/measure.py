@@ -7,14 +7,16 @@ from collections.abc import Callable
 import numpy as np
 import torch
 import torch.nn.functional as F
-from probe import Config, Model, autocast, exact, norm
+from probe import Config, Model, autocast, exact, layer, nll, norm
 from torch import Tensor
 
 RELATIVE = 1e-6
 """Rises of more than this share of |E| are counted apart from those in the last bits of fp32."""
 
 
-def windows_of(stream: np.ndarray, c: Config, device: torch.device, count: int) -> tuple[Tensor, Tensor]:
+def windows_of(
+    stream: np.ndarray, c: Config, device: torch.device, count: int
+) -> tuple[Tensor, Tensor]:
     """The first ``count`` disjoint windows (as many as there are, in whole batches) and targets."""
     count = min(count, (len(stream) - 1) // c.context) // c.batch * c.batch
     data = torch.from_numpy(stream[: count * c.context + 1].astype(np.int64)).to(device)
@@ -26,8 +28,12 @@ def batches(x: Tensor, y: Tensor, size: int):
 
 
 @torch.no_grad()
-def measure(model: Model, c: Config, stream: np.ndarray, device: torch.device, record: Callable) -> None:
+def measure(
+    model: Model, c: Config, stream: np.ndarray, device: torch.device, record: Callable
+) -> None:
     model.eval()
+    # Without a compiler: to compile for a few batches takes longer than they do.
+    model.layer, model.nll, model.compiled = layer, nll, model.step
     tokens, targets = windows_of(stream, c, device, c.windows)
     total = torch.zeros((), device=device, dtype=torch.float64)
     for x, y in batches(tokens, targets, c.batch):
@@ -62,7 +68,9 @@ def depths(model: Model, c: Config, tokens: Tensor, targets: Tensor, device: tor
                 for t, (state, push, _) in enumerate(model.walk(x, 4 * c.steps, beyond)):
                     size[t] += state.norm(dim=-1).sum()
                     if before is not None:
-                        relative[t] += (norm(state) - norm(before)).norm(dim=-1).sum() / c.width**0.5
+                        relative[t] += (norm(state) - norm(before)).norm(
+                            dim=-1
+                        ).sum() / c.width**0.5
                     if push is not None:
                         acted[t] += (push > 0).sum()
                     if t in sums:
@@ -77,7 +85,9 @@ def depths(model: Model, c: Config, tokens: Tensor, targets: Tensor, device: tor
     return out
 
 
-def rises(model: Model, c: Config, tokens: Tensor, device: torch.device, precision: str, pairs: int) -> dict:
+def rises(
+    model: Model, c: Config, tokens: Tensor, device: torch.device, precision: str, pairs: int
+) -> dict:
     """Of pairs (token, step): energy before and after, keys standing, both in fp32. The states are
     those of a forward pass in ``precision``."""
     needed = -(-pairs // (c.steps * c.context))
@@ -146,7 +156,10 @@ def stops(model: Model, c: Config, tokens: Tensor, targets: Tensor, device: torc
         if not parts:
             continue
         signal = torch.cat(parts, 1)  # (steps, tokens): after step 1, 2, ...
-        levels = torch.quantile(signal.flatten()[:: max(1, signal.numel() // 200_000)].float(), torch.linspace(0.02, 0.98, 49, device=device))
+        levels = torch.quantile(
+            signal.flatten()[:: max(1, signal.numel() // 200_000)].float(),
+            torch.linspace(0.02, 0.98, 49, device=device),
+        )
         curve = []
         for level in levels:
             below = signal < level
@@ -159,4 +172,9 @@ def stops(model: Model, c: Config, tokens: Tensor, targets: Tensor, device: torc
     enough = next(t for t in range(T + 1) if fixed[t] <= fixed[T] + 0.01)
     oracle = (loss <= loss[T] + 0.01).float().argmax(0).float().mean().item()
     by_step = [round(v, 4) for v in fixed]
-    return {"stops": best, "fixed_steps_enough": enough, "oracle_steps": round(oracle, 3), "loss_by_step": by_step}
+    return {
+        "stops": best,
+        "fixed_steps_enough": enough,
+        "oracle_steps": round(oracle, 3),
+        "loss_by_step": by_step,
+    }

@@ -232,7 +232,8 @@ class Model(nn.Module):
         start = c.gain_init / torch.arange(1.0, c.steps + 1)[:, None, None] ** c.gain_power
         # Of attention's and the hidden layer's writes; of force, momentum and injection.
         self.gains = nn.Parameter(start.repeat(1, 2, wide), requires_grad=c.gains != "none")
-        self.extras = nn.Parameter(torch.zeros(c.steps, 3, 1))
+        extra = c.force_gain or c.momentum or c.inject == "state"
+        self.extras = nn.Parameter(torch.zeros(c.steps, 3, 1), requires_grad=extra)
 
     def schedule(self, t: int, beyond: float) -> Tensor:
         """Gains of step t; after the trained steps those of the last one, smaller and smaller."""
@@ -246,15 +247,21 @@ class Model(nn.Module):
     def prepare(self) -> dict[str, Tensor]:
         """The steps' matrices joined, once for all steps."""
         b = self.block
-        kv = torch.cat([b.W_K.unflatten(0, (self.c.heads, -1)), b.W_V.unflatten(0, (self.c.heads, -1))], 1)
-        W = {"kv": kv.flatten(0, 1), "units": F.softplus(self.units), "alpha": F.softplus(self.alpha)}
+        kv = torch.cat(
+            [b.W_K.unflatten(0, (self.c.heads, -1)), b.W_V.unflatten(0, (self.c.heads, -1))], 1
+        )
+        W = {
+            "kv": kv.flatten(0, 1),
+            "units": F.softplus(self.units),
+            "alpha": F.softplus(self.alpha),
+        }
         W["read"] = torch.cat([b.W_Q, b.W_1] if self.c.settled else [b.W_Q, b.W_1, W["kv"]])
         return W
 
     def begin(self, tokens: Tensor):
         """The state that steps start from, keys and values of a settled past, what drives q and h."""
         c = self.c
-        x = self.tokens[tokens] + self.positions[: tokens.shape[1]]
+        x = F.embedding(tokens, self.tokens) + self.positions[: tokens.shape[1]]
         if c.embed_norm:
             x = to_sphere(x)
         if c.share:
@@ -306,10 +313,14 @@ class Model(nn.Module):
             y = y + gains[4] * start
         push = None
         if c.cone:
-            keys = (mean[..., : q.shape[-1]] * W["alpha"].to(mean.dtype)).transpose(1, 2).flatten(-2)
+            keys = (
+                (mean[..., : q.shape[-1]] * W["alpha"].to(mean.dtype)).transpose(1, 2).flatten(-2)
+            )
             f = F.linear(keys, W["read"][: self.queries].T).to(wide)
             by_unit = W["units"].to(h.dtype) * slope(h, c.potential)
-            f = f + F.linear(by_unit, W["read"][self.queries : self.queries + self.hidden].T).to(wide)
+            f = f + F.linear(by_unit, W["read"][self.queries : self.queries + self.hidden].T).to(
+                wide
+            )
             f = f if self.field is None else f + self.field
             f = f.detach() if c.detach else f
             if c.force_gain:
@@ -329,7 +340,16 @@ class Model(nn.Module):
             step = self.compiled if attend is None else self.step
             extra = {} if attend is None else {"attend": attend}
             new, push = step(
-                x, previous, start, past, drive, gains, W, self.block.W_P[which], self.block.W_2[which], **extra
+                x,
+                previous,
+                start,
+                past,
+                drive,
+                gains,
+                W,
+                self.block.W_P[which],
+                self.block.W_2[which],
+                **extra,
             )
             previous, x = x, new
             yield x, push, (past, drive, W)
@@ -337,7 +357,9 @@ class Model(nn.Module):
     def energy(self, x: Tensor, past: Tensor | None, drive: Tensor | None, W: dict) -> Tensor:
         """Of each token, in the precision of x. ``past`` None: keys of x itself."""
         g, q, h, kv = self.read(x, past, drive, W)
-        attention = (W["alpha"][..., 0] / self.scale * scores(q, kv, self.c.strict, self.scale).logsumexp(-1)).sum(1)
+        attention = (
+            W["alpha"][..., 0] / self.scale * scores(q, kv, self.c.strict, self.scale).logsumexp(-1)
+        ).sum(1)
         hidden = (W["units"] * phi(h, self.c.potential)).sum(-1)
         return -attention - hidden - (0 if self.field is None else g @ self.field)
 
@@ -348,7 +370,11 @@ class Model(nn.Module):
         if c.steps:
             n = self.queries + self.hidden
             once = 2 * D * D
-            each = D * n * (1 + c.cone) + D * (D + self.hidden) + N / 2 * (self.queries + D + c.cone * D)
+            each = (
+                D * n * (1 + c.cone)
+                + D * (D + self.hidden)
+                + N / 2 * (self.queries + D + c.cone * D)
+            )
             total += c.steps * each + (once if c.settled else c.steps * once)
             total += D * n if c.inject == "drive" else 0
         return total
@@ -367,7 +393,8 @@ class Muon:
     @torch.no_grad()
     def step(self, lr: float) -> None:
         for shape, parameters in self.groups.items():
-            grads = torch.cat([p.grad.reshape(-1, *shape) for p in parameters])
+            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+            grads = torch.cat([g.reshape(-1, *shape) for g in grads])
             buffer = self.buffers.setdefault(shape, torch.zeros_like(grads))
             buffer.lerp_(grads, 0.05)
             G = grads.lerp(buffer, 0.95).bfloat16()
@@ -376,7 +403,9 @@ class Muon:
             G = G / G.norm(dim=(-2, -1), keepdim=True).clamp_min(1e-7)
             for _ in range(5):
                 A = G @ G.mT
-                G = torch.baddbmm(G, torch.baddbmm(A, A, A, beta=-4.7750, alpha=2.0315), G, beta=3.4445)
+                G = torch.baddbmm(
+                    G, torch.baddbmm(A, A, A, beta=-4.7750, alpha=2.0315), G, beta=3.4445
+                )
             G = (G.mT if tall else G).float()
             ratio = max(1.0, shape[0] / shape[1]) ** 0.5
             parts = G.split([p.numel() // (shape[0] * shape[1]) for p in parameters])
@@ -430,7 +459,9 @@ class Record:
         print(line, flush=True)
 
 
-def train(model: Model, c: Config, stream: np.ndarray, device: torch.device, record: Record) -> dict:
+def train(
+    model: Model, c: Config, stream: np.ndarray, device: torch.device, record: Record
+) -> dict:
     named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     matrices = [p for n, p in named if n.rpartition(".")[2].startswith("W_")]
     tables = [p for n, p in named if n in ("tokens", "positions")]
@@ -471,7 +502,9 @@ def train(model: Model, c: Config, stream: np.ndarray, device: torch.device, rec
             exits = torch.full(tokens.shape, steps, device=device)
             if c.exits:
                 early = torch.rand(tokens.shape, device=device, generator=generator) < c.exits
-                drawn = torch.randint(c.exit_from, steps, tokens.shape, device=device, generator=generator)
+                drawn = torch.randint(
+                    c.exit_from, steps, tokens.shape, device=device, generator=generator
+                )
                 exits = torch.where(early, drawn, exits)
             read = None
             for t, (x, _, _) in enumerate(model.walk(tokens, steps)):
@@ -496,7 +529,11 @@ def train(model: Model, c: Config, stream: np.ndarray, device: torch.device, rec
                 raise FloatingPointError(f"loss {recent} at update {i + 1}")
     turn.leave()
     synchronize(device)
-    curve = torch.stack(losses).view(-1, max(1, c.updates // 20)) if c.updates % 20 == 0 else torch.stack(losses)[None]
+    curve = (
+        torch.stack(losses).view(-1, max(1, c.updates // 20))
+        if c.updates % 20 == 0
+        else torch.stack(losses)[None]
+    )
     return {
         "train_seconds": round(time.time() - begun, 1),
         "tokens_per_s_alone": speeds.get("alone"),
@@ -516,7 +553,9 @@ def autocast(c: Config, device: torch.device):
 def main() -> None:
     from measure import measure
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--data", type=Path, default=Path("gpu_data"))
     parser.add_argument("--out", type=Path, default=Path("results.jsonl"))
     parser.add_argument("--json", default="{}", help="overrides of Config as JSON")
@@ -533,13 +572,22 @@ def main() -> None:
         model.compiled = torch.compile(model.step, dynamic=False)
     record = Record(args.out, c)
     overrides = {k: v for k, v in json.loads(args.json).items() if k != "name"}
-    learned = [p for n, p in model.named_parameters() if p.requires_grad and (c.cone or n not in ("units", "alpha"))]
+    learned = [
+        p
+        for n, p in model.named_parameters()
+        if p.requires_grad and (c.cone or n not in ("units", "alpha"))
+    ]
     about = {"config": overrides, "parameters": sum(p.numel() for p in learned)}
     about["forward_macs"] = model.macs()
     about |= train(model, c, load(args.data, "train"), device, record)
     record(event="trained", **about)
-    measure(model, c, load(args.data, "val"), device, lambda **more: record(event="measured", **more))
-    record(event="done", gpu_memory=torch.cuda.max_memory_allocated() if device.type == "cuda" else None)
+    measure(
+        model, c, load(args.data, "val"), device, lambda **more: record(event="measured", **more)
+    )
+    record(
+        event="done",
+        gpu_memory=torch.cuda.max_memory_allocated() if device.type == "cuda" else None,
+    )
 
 
 if __name__ == "__main__":

@@ -24,7 +24,9 @@ HERE = Path(__file__).resolve().parent
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--jobs", type=Path, required=True)
     parser.add_argument("--budget", type=float, default=560)
     parser.add_argument("--parallel", type=int, default=3)
@@ -59,7 +61,9 @@ def main() -> None:
             text = text[:6_000] + "\n...\n" + text[-14_000:]
         with open(args.out / "logs.txt", "a") as file:
             file.write(f"===== {name}: {how}, {time.time() - start:.0f} s\n{text}\n")
-        print(f"{time.time() - begun:6.0f} s  {name}: {how}, {time.time() - start:.0f} s", flush=True)
+        print(
+            f"{time.time() - begun:6.0f} s  {name}: {how}, {time.time() - start:.0f} s", flush=True
+        )
 
     try:
         while left or running:
@@ -71,12 +75,21 @@ def main() -> None:
                 command = [sys.executable, str(HERE / "probe.py"), "--data", str(work)]
                 command += ["--out", str(args.out / "results.jsonl"), "--json", json.dumps(job)]
                 with open(log, "w") as file:
-                    process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
+                    process = subprocess.Popen(
+                        command,
+                        stdout=file,
+                        stderr=subprocess.STDOUT,
+                        env=environment,
+                        start_new_session=True,
+                    )
                 running[process] = (name, log, time.time())
                 print(f"{now:6.0f} s  {name}: started", flush=True)
             for process in list(running):
                 if process.poll() is not None:
-                    end(process, "done" if process.returncode == 0 else f"failed ({process.returncode})")
+                    end(
+                        process,
+                        "done" if process.returncode == 0 else f"failed ({process.returncode})",
+                    )
             if now > args.budget or (not running and now >= args.budget - args.least):
                 break
             time.sleep(0.2)
