@@ -35,7 +35,7 @@ def check_descent(**fields) -> None:
             if not c.settled
             else model.split(torch.linalg.matmul(norm(torch.randn_like(x)), W["kv"].T))
         )
-        g, q, h, kv = model.read(x, past, None, W)
+        g, q, _, kv = model.read(x, past, None, W)
         free = g.clone().requires_grad_()
         with torch.enable_grad():  # the force by autograd: another implementation
             z = free @ W["read"].T
@@ -66,7 +66,8 @@ def check_descent(**fields) -> None:
         new, push = cone(x, y, f, 0.0 if c.sphere else 32 * 1e-5, c.margin, c.nudge)
         new = to_sphere(new) if c.sphere else new
         rise = (model.energy(new, kv, None, W) - E) / E.abs().clamp_min(1e-3)
-        assert new.isfinite().all() and rise.max() <= 1e-12, rise.max()
+        assert new.isfinite().all()
+        assert rise.max() <= 1e-12, rise.max()
         # the step's own force is the same: a step with these gains moves as the cone says
         out, _ = model.step(
             x,
@@ -109,9 +110,9 @@ def check_edges() -> None:
     for slack in (0.0, 32e-5):
         for margin in (0.0, 0.05):
             leaves = [t.clone().requires_grad_() for t in (x, y, u)]
-            new, push = cone(*leaves, slack, margin, 1e-6)
+            new, _ = cone(*leaves, slack, margin, 1e-6)
             grads = torch.autograd.grad(new.square().sum(), leaves)
-            assert new.isfinite().all() and all(g.isfinite().all() for g in grads), (slack, margin)
+            assert all(t.isfinite().all() for t in (new, *grads)), (slack, margin)
     print("edges: finite")
 
 
@@ -159,16 +160,50 @@ if __name__ == "__main__":
             assert torch.allclose(sdpa(q, kv, strict, keys, 0.3), exact(q, kv, strict, keys, 0.3))
     check_edges()
     for fields in (
-        {"strict": True}, {"settled": True}, {"strict": True, "sphere": True}, {"settled": True, "sphere": True},
-        {"settled": True, "margin": 0.05}, {"settled": True, "wide_query": True}, {"strict": True, "field": True},
-        {"settled": True, "potential": "softplus"}, {"settled": True, "nudge": 0.0},
-    ):  # fmt: skip
+        {"strict": True},
+        {"settled": True},
+        {"strict": True, "sphere": True},
+        {"settled": True, "sphere": True},
+        {"settled": True, "margin": 0.05},
+        {"settled": True, "wide_query": True},
+        {"strict": True, "field": True},
+        {"settled": True, "potential": "softplus"},
+        {"settled": True, "nudge": 0.0},
+    ):
         check_descent(**fields)
     for fields in (
-        {}, {"strict": True}, {"prelude": 2, "steps": 0}, {"cone": True, "strict": True},
-        {"cone": True, "settled": True, "prelude": 2, "loops": 2, "gains": "vector", "force_gain": True, "momentum": True},
-        {"cone": True, "settled": True, "prelude": 2, "share": True, "inject": "drive", "kv_gain": True, "writes": 3},
-        {"cone": True, "settled": True, "prelude": 1, "prelude_parallel": True, "inject": "state", "sphere": True, "wide_query": True, "noise": 0.1},
-    ):  # fmt: skip
+        {},
+        {"strict": True},
+        {"prelude": 2, "steps": 0},
+        {"cone": True, "strict": True},
+        {
+            "cone": True,
+            "settled": True,
+            "prelude": 2,
+            "loops": 2,
+            "gains": "vector",
+            "force_gain": True,
+            "momentum": True,
+        },
+        {
+            "cone": True,
+            "settled": True,
+            "prelude": 2,
+            "share": True,
+            "inject": "drive",
+            "kv_gain": True,
+            "writes": 3,
+        },
+        {
+            "cone": True,
+            "settled": True,
+            "prelude": 1,
+            "prelude_parallel": True,
+            "inject": "state",
+            "sphere": True,
+            "wide_query": True,
+            "noise": 0.1,
+        },
+    ):
         check_gradients(**fields)
     check_settled_is_alone()

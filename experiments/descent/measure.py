@@ -116,7 +116,8 @@ def rises(
                 scale += old.abs().double().sum().item()
             before = state
     return {
-        "pairs": count, "rises": strict, f"rises_above_{RELATIVE}": above, "largest_relative": worst,
+        "pairs": count, "rises": strict, f"rises_above_{RELATIVE}": above,
+        "largest_relative": worst,
         "mean_fall_per_step": fall / count, "mean_energy": scale / count, "by_step": by_step,
     }  # fmt: skip
 

@@ -11,28 +11,34 @@ writes one JSON line of what was measured.
     q = W_Q g + (drive),  h = W_1 g + (drive),   alpha, w >= 0 (softplus), phi convex
 
 q and h are affine in g, so E is concave in g. s = 1 where the mask is strict: a zero key with a
-zero value that everybody sees (a *sink*). log-sum-exp with one more affine term, 0, is as convex as
-before; the first token has a softmax, E = 0 and no force without a special case, and (sink, tokens
-0..N-2) against N queries is an ordinary causal N x N attention, so that lengths stay multiples of
-128. With a settled past the token's own key is made by the prelude and stands still too: the mask
-may be inclusive (B <= A), E stays concave, and no sink is needed (s = 0).
-Force: f = -dE/dg = sum_h alpha_h W_Qh^T sum_B p_B k_B + W_1^T (w phi'(h)) + c. The attention call has
-K = V = [k | v] and q padded by zeros: one softmax gives sum p k (for f) and sum p v (for the move).
+zero value that everybody sees (a *sink*). A log-sum-exp with one more affine term, 0, is as convex
+as before; the first token has a softmax, no energy and no force of attention without a special
+case, and (sink, tokens 0..N-2) against N queries is an ordinary causal N x N attention, so that
+lengths stay multiples of 128. With a settled past the token's own key is made by the prelude and
+stands still too: the mask may be inclusive (B <= A), E stays concave, no sink is needed (s = 0).
+Force: f = -dE/dg = sum_h alpha_h W_Qh^T sum_B p_B k_B + W_1^T (w phi'(h)) + c. Attention is called
+with K = V = [k | v] and q padded by zeros: one softmax gives sum p k (for f) and sum p v (to move).
 
-**Cone.** E(g') <= E(g) - f . (g' - g). With n(x) = x sqrt(D) / sqrt(|x|^2 + D eps) and u = f / |f|:
-u . n(x) = sqrt(D) A / sqrt(A^2 + B^2),  A = u . x,  B^2 = |x - A u|^2 + D eps, increasing in A / B.
-So x' = y + push u, push = max(0, (A/B)_x B_y - A_y) is exact, eps included: pushing along u leaves B_y as
-it is. On the sphere (|x| rescaled to sqrt(D) after each step) g = x and eps = 0.
-Gradients: B >= sqrt(D eps) > 0 (on the sphere clamped at 1e-6 of the radius, where the angle's cosine
-is 1 to 1e-12); |f| = 0 gives u = 0, push = 0 and relu's gradient 0; x parallel to f has a large but
+**Cone.** E(g') <= E(g) - f . (g' - g). With n(x) = x sqrt(D) / sqrt(|x|^2 + D eps), u = f / |f|:
+u . n(x) = sqrt(D) A / sqrt(A^2 + B^2), A = u . x, B^2 = |x - A u|^2 + D eps, increasing in A / B.
+So x' = y + push u with push = max(0, (A/B)_x B_y - A_y) is exact, eps included: a push along u
+leaves B_y as it is. On the sphere (|x| set to sqrt(D) after each step) g = x and eps = 0.
+Gradients: B >= sqrt(D eps) > 0 (on the sphere clamped at 1e-6 of the radius, where the cosine is 1
+to 1e-12); |f| = 0 gives u = 0, push = 0 and relu's gradient 0; x parallel to f has a large but
 finite cot, at most |x| / sqrt(D eps).
-Rounding: when the cone acts f . (g' - g) is 0, and E falls by the curvature term only; ``nudge`` asks
+Rounding: when the cone acts f . (g' - g) is 0, and E falls by the curvature only; ``nudge`` asks
 for 1e-6 more than A/B so that the last bits of fp32 do not decide.
+
+What a cone costs: relu^2 has u = W_1^T (w relu(W_1 g)), of which a part is about lambda g ("stay");
+moving away from g must then be paid for by the rest of u. Scaling all of E changes nothing, so what
+counts is how much of E is hidden layer (``units``) and how much attention. A larger start
+(``embed_norm``) makes the first move smaller against x, gains may depend on the step (E may not).
 """
 
 import argparse
 import dataclasses
 import fcntl
+import functools
 import json
 import math
 import os
@@ -259,7 +265,7 @@ class Model(nn.Module):
         return W
 
     def begin(self, tokens: Tensor):
-        """The state that steps start from, keys and values of a settled past, what drives q and h."""
+        """The state that steps start from, a settled past's keys and values, and the drive."""
         c = self.c
         x = F.embedding(tokens, self.tokens) + self.positions[: tokens.shape[1]]
         if c.embed_norm:
@@ -300,7 +306,7 @@ class Model(nn.Module):
 
     def step(self, x, previous, start, past, drive, gains, W, W_P, W_2, attend=sdpa):
         c = self.c
-        g, q, h, kv = self.read(x, past, drive, W)
+        _, q, h, kv = self.read(x, past, drive, W)
         mean = attend(q, kv, c.strict, c.cone, self.scale)
         moved = F.linear(mean[..., -self.size :].transpose(1, 2).flatten(-2), W_P)
         r = F.relu(h)
@@ -332,26 +338,19 @@ class Model(nn.Module):
         """States after 0, 1, ... steps, the pushes that led there, and what they saw."""
         c = self.c
         x, past, drive, W = self.begin(tokens)
-        start = previous = x
         yield x, None, (past, drive, W)
+        if not steps:
+            return
+        step = self.compiled if attend is None else functools.partial(self.step, attend=attend)
+        # Copies: the compiler makes another graph for arguments that are one and the same.
+        previous = x.clone() if c.momentum else None
+        start = x.clone() if c.inject == "state" else None
+        P, W_2 = self.block.W_P.unbind(), self.block.W_2.unbind()
         for t in range(steps):
             which = min(t, c.steps - 1) * c.writes // c.steps
             gains = self.schedule(t, c.beyond if beyond is None else beyond)
-            step = self.compiled if attend is None else self.step
-            extra = {} if attend is None else {"attend": attend}
-            new, push = step(
-                x,
-                previous,
-                start,
-                past,
-                drive,
-                gains,
-                W,
-                self.block.W_P[which],
-                self.block.W_2[which],
-                **extra,
-            )
-            previous, x = x, new
+            new, push = step(x, previous, start, past, drive, gains, W, P[which], W_2[which])
+            previous, x = (x if c.momentum else None), new
             yield x, push, (past, drive, W)
 
     def energy(self, x: Tensor, past: Tensor | None, drive: Tensor | None, W: dict) -> Tensor:
@@ -381,7 +380,8 @@ class Model(nn.Module):
 
 
 class Muon:
-    """Momentum 0.95 (Nesterov), five Newton-Schulz iterations in bf16, all matrices of a shape at once."""
+    """Momentum 0.95 (Nesterov), five Newton-Schulz iterations in bf16, for all matrices of a shape
+    at once."""
 
     def __init__(self, parameters: list[nn.Parameter], decay: float):
         self.groups: dict[tuple[int, ...], list[nn.Parameter]] = {}
@@ -435,7 +435,7 @@ class Turn:
 
     def __init__(self) -> None:
         path = os.environ.get("PROBE_LOCK")
-        self.file = open(path, "a") if path else None
+        self.file = open(path, "a") if path else None  # noqa: SIM115
 
     def take(self) -> None:
         if self.file:

@@ -1,6 +1,7 @@
 """Run probes side by side on one GPU inside a time budget.
 
-    python experiments/descent/run_jobs.py --jobs experiments/descent/jobs_1.jsonl --budget 560 --parallel 3 --out $OUT
+    python experiments/descent/run_jobs.py --jobs experiments/descent/jobs_1.jsonl \\
+        --budget 560 --parallel 3 --out $OUT
 
 A job is a line of JSON: overrides of probe.Config, with a name. All write to OUT/results.jsonl as
 they go; the log of a job that has ended (or was killed at the budget's end) is added to
@@ -30,7 +31,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=Path, required=True)
     parser.add_argument("--budget", type=float, default=560)
     parser.add_argument("--parallel", type=int, default=3)
-    parser.add_argument("--least", type=float, default=110)
+    parser.add_argument("--least", type=float, default=150)
     parser.add_argument("--data", type=Path, default=Path("gpu_data"))
     parser.add_argument("--out", type=Path, default=os.environ.get("OUT", "."))
     parser.add_argument("--set", default="{}", help="overrides for all jobs, as JSON")
