@@ -51,6 +51,11 @@ def randomised(cfg: ModelConfig, std: float = 0.3) -> LanguageModel:
     return model
 
 
+def forces(model: LanguageModel, x: Tensor, extra: Any = None) -> dict[str, Tensor]:
+    """Each term's force on g in state x."""
+    return model.energy_block.plan(extra).observe(x, 0).forces
+
+
 def tokens(cfg: ModelConfig, batch: int = 2, length: int = 7) -> tuple[Tensor, Tensor]:
     """Inputs and targets."""
     text = torch.randint(cfg.vocab_size, (batch, length + 1))

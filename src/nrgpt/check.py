@@ -43,7 +43,7 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 
 def checked(name: str, value: Any, hint: Any) -> Any:
     """``value`` if it is what the annotation of the field says (a number of numpy's as Python's
-    own); otherwise a ValueError."""
+    own, a list as a tuple); otherwise a ValueError."""
     if typing.get_origin(hint) is Literal:
         check_choice(name, value, typing.get_args(hint))
         return value
@@ -52,6 +52,8 @@ def checked(name: str, value: Any, hint: Any) -> Any:
     allowed = [typing.get_origin(member) or member for member in members]  # tuple[int] -> tuple
     if isinstance(value, numbers.Number) and hasattr(value, "item"):
         value = value.item()
+    if isinstance(value, list) and tuple in allowed:
+        value = tuple(value)
     # Python counts True as an int and refuses 1 as a float; people mean neither.
     wanted = tuple(t for kind in allowed for t in ((int, float) if kind is float else (kind,)))
     is_stray_bool = isinstance(value, bool) and bool not in allowed

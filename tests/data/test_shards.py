@@ -108,7 +108,7 @@ def test_a_second_process_in_the_same_folder_is_refused(tmp_path):
 
 
 def start(code, folder):
-    command = [sys.executable, "-c", f"from tests.test_shards import *\n{code}", str(folder)]
+    command = [sys.executable, "-c", f"from tests.data.test_shards import *\n{code}", str(folder)]
     root = Path(__file__).parents[2]
     return subprocess.Popen(command, cwd=root, stderr=subprocess.PIPE, text=True)
 

@@ -187,7 +187,7 @@ KILLED = """
 import sys, time
 from pathlib import Path
 from nrgpt.data import text
-from tests.test_text import prepare
+from tests.data.test_text import prepare
 
 text.PIECE_CHARACTERS = 500
 tokenise = text.PieceMaker.tokenise

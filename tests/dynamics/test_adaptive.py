@@ -43,13 +43,13 @@ def test_early_stops_rest_for_later_tokens(rule):
     prompt = [3, 1, 4]
     text, taken = list(prompt), [6] * len(prompt)
     found = stream_adaptive(model, [prompt], stop, max_new_tokens=9)
-    block, prepared = model.energy_block, model.prepare()
+    plan = model.energy_block.plan()
     for count, (new, steps) in enumerate(found):
         if count > 0:
             taken.append(steps[0])
         x = model.embed(torch.tensor([text]))
         for t in range(6):
-            moved = block(x, t, prepared[0])
+            moved = plan.move(x, t)
             still = torch.tensor(taken) <= t
             x = torch.where(still[None, :, None], x, moved)
         assert new[0] == int(model.readout(x[0, -1]).argmax())

@@ -140,12 +140,12 @@ def test_what_was_interrupted_is_not_lost(monkeypatch):
     looks = 0
     look = convergence.Field.look
 
-    def interrupting(self, x):
+    def interrupting(self, x, t):
         nonlocal looks
         looks += 1
         if looks == 4:
             raise KeyboardInterrupt
-        return look(self, x)
+        return look(self, x, t)
 
     monkeypatch.setattr(convergence.Field, "look", interrupting)
     found = transients(model, idx, steps=9, extra=extra)

@@ -9,8 +9,10 @@ from nrgpt.dynamics.regularise import Bounded, Says, Toward, concept_vector
 from nrgpt.dynamics.relax import relax
 from nrgpt.dynamics.schedules import cosine, linear, switch_on
 from nrgpt.dynamics.trajectory import trajectory
+from nrgpt.model.past import WholeText
 from tests.decode.test_generate import PROMPTS, talkative
 from tests.models import COUPLINGS, NORMS, config, randomised, relative
+from tests.models import forces as forces_of
 
 
 def forces_are_gradients(model, term):
@@ -19,16 +21,14 @@ def forces_are_gradients(model, term):
     *_, x = model.states(idx)
     g = model.energy_block.norm(x).detach()
     readout = term.readout()
-    R = torch.eye(9, dtype=g.dtype) if readout.weight is None else readout.weight
-    keys = term.keys(g @ R.T if readout.weight is not None else g, g)
-    keys = None if keys is None else keys.detach()
+    keys = term.keys(readout.z(g), g)
+    past = WholeText(0, None if keys is None else keys.detach())
 
     def energy(g):
-        return term.energy(g @ R.T if readout.weight is not None else g, keys).sum()
+        return term.energy(readout.z(g), past).sum()
 
     exact = -torch.func.grad(energy)(g)
-    z = g @ R.T if readout.weight is not None else g
-    found = term.force(z, keys) @ R[: term.written]
+    found = readout.on_g(term.force(readout.z(g), past))
     assert exact.abs().max() > 1e-3
     assert relative(found, exact) < 1e-10
 
@@ -84,7 +84,7 @@ def test_bounded(coupling):
     idx = torch.randint(11, (2, 7))
     extra = {"bounded": term}
     *_, x = model.states(idx, extra=extra)
-    look = Field(model, 2, 7, extra=extra, past=x).look(x)
+    look = Field(model, 2, 7, extra=extra, past=x).look(x, 0)
     assert relative(look.energy, sum(model.energies(x, extra).values())) < 1e-12
     assert generate(model, PROMPTS, max_new_tokens=5, extra=extra) == generate(
         model, PROMPTS, max_new_tokens=5, extra=extra, cache="none"
@@ -124,7 +124,7 @@ def by_hand(model, idx, v, weight, steps):
     x = model.embed(idx)
     states = [x]
     for t in range(steps):
-        forces = block.energy.forces(block.norm(x)) | {"pull": weight(t) * v / v.norm()}
+        forces = forces_of(model, x) | {"pull": weight(t) * v / v.norm()}
         push = sum(force @ etas[name].T for name, force in forces.items())
         x = x + block.rate.apply_step(push, t, x, block.norm)
         states.append(x)
@@ -162,8 +162,7 @@ def test_an_untold_step_is_an_error():
     model = randomised(config())
     extra = {"pull": Toward(torch.ones(9, dtype=torch.float64), switch_on(1))}
     idx = torch.randint(11, (2, 7))
-    relax(model, idx, extra=extra)  # leaves it at its last step, which is not the next pass's
-    with pytest.raises(ValueError, match="nobody said which"):
+    with pytest.raises(ValueError, match="depends on the inference step"):
         model.energies(model.embed(idx), extra)
 
 
@@ -182,8 +181,7 @@ def test_schedules_inside_a_bound():
     extra = {"bounded": Bounded(inner, 0.5, switch_on(1, 0.5))}
     seen = trajectory(model, idx, extra=extra)
     x = relax(model, idx, extra=extra).x
-    inner.at_step(3)
-    above = torch.relu(inner.energy(model.energy_block.norm(x), None) - 0.5)
+    above = torch.relu(inner.energy(model.energy_block.norm(x), WholeText(3, None)) - 0.5)
     assert above.max() > 1e-2
     assert relative(seen.energies["bounded"][-1], 0.25 * above.square()) < 1e-12
     with pytest.raises(ValueError, match=r"weight\(1\) = -1"):

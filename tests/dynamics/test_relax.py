@@ -9,7 +9,7 @@ from nrgpt.dynamics.field import Field
 from nrgpt.dynamics.relax import Stop, relax
 from nrgpt.dynamics.solvers import SOLVERS, Anderson, Backtracking, Langevin, Momentum
 from tests.dynamics.test_convergence import bowl
-from tests.models import COUPLINGS, RATES, config, randomised, relative
+from tests.models import COUPLINGS, RATES, config, forces, randomised, relative
 
 MODELS = [
     *({"coupling": coupling} for coupling in COUPLINGS),
@@ -39,16 +39,16 @@ def test_the_field_is_that_of_the_model(fields):
     model, idx = made(**fields)
     *_, x = model.states(idx, steps=2)
     energy = sum(model.energies(x).values())
-    force = sum(model.energy_block.energy.forces(model.energy_block.norm(x)).values())
+    force = sum(forces(model, x).values())
     field = Field(model, 3, 15, past=x)
-    look = field.look(x)
+    look = field.look(x, 0)
     assert relative(look.energy, energy) < 1e-12
     assert relative(look.force, force) < 1e-12
     positions = torch.tensor([[0, 3], [14, 2], [7, 15]])  # 15 fills a row
     field.aim(positions)
     rows = torch.arange(3)[:, None]
     real = positions < 15
-    look = field.look(x[rows, positions.clamp(max=14)])
+    look = field.look(x[rows, positions.clamp(max=14)], 0)
     assert relative(look.energy[real], energy[rows, positions.clamp(max=14)][real]) < 1e-12
     assert relative(look.force[real], force[rows, positions.clamp(max=14)][real]) < 1e-12
 
@@ -58,11 +58,10 @@ def by_hand(model, idx, stop, steps):
     x = model.embed(idx)
     arrived = torch.zeros_like(idx, dtype=torch.bool)
     held, taken = torch.zeros_like(idx), torch.zeros_like(idx)
-    prepared, before = model.prepare(), None
-    block = model.energy_block
+    plan, before = model.energy_block.plan(), None
     for t in range(steps):
-        energy = sum(model.energies(x).values())
-        force = sum(block.energy.forces(block.norm(x)).values()).norm(dim=-1)
+        look = plan.observe(x, t)
+        energy, force = look.energy, look.force.norm(dim=-1)
         log_p = model.readout(x).log_softmax(-1)
         holds = torch.zeros_like(arrived)
         if stop.rule == "force":
@@ -78,7 +77,7 @@ def by_hand(model, idx, stop, steps):
             holds = log_p.argmax(-1) == before[1].argmax(-1)
         held = torch.where(holds, held + 1, 0)
         arrived = arrived | ((held >= stop.patience) & (t >= stop.minimum))
-        moved = block(x, t, prepared[0])
+        moved = plan.move(x, t)
         x = torch.where(arrived.unsqueeze(-1), x, moved)
         taken = torch.where(arrived, taken, t + 1)
         before = energy, log_p
@@ -117,7 +116,7 @@ def test_backtracking_never_raises_an_energy_in_a_fixed_field():
     for steps in range(1, 8):
         for solver, energies in ((None, plain), (Backtracking(), careful)):
             x = relax(model, idx, steps=steps, solver=solver, past=past).x
-            energies.append(Field(model, 3, 15, past=past).look(x).energy)
+            energies.append(Field(model, 3, 15, past=past).energy(x))
     rises = [b > a + 1e-12 for a, b in itertools.pairwise(careful)]
     assert not torch.stack(rises).any()
     assert torch.stack([b > a for a, b in itertools.pairwise(plain)]).any()

@@ -6,17 +6,15 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from nrgpt.kernels import dispatch
-from nrgpt.kernels.attention import attend, attend_read, plain_attend_read
-from nrgpt.kernels.feedforward import (
-    feedforward,
-    force_beside,
-    pair_force,
+from nrgpt.kernels.attention import attend, attend_read
+from nrgpt.kernels.feedforward import feedforward, force_beside, pair_force, square_force
+from nrgpt.kernels.loss import head_loss, plain_loss
+from nrgpt.kernels.plain import (
+    plain_attend_read,
     plain_feedforward,
     plain_pair_force,
     plain_square_force,
-    square_force,
 )
-from nrgpt.kernels.loss import head_loss, plain_loss
 from tests.models import relative
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -85,7 +83,7 @@ def assert_like_float64(fused, plain, inputs, most=LARGEST[torch.bfloat16]):
 )
 def test_feedforward(tokens, width, hidden, bias, activation, pair):
     inputs = feedforward_inputs(tokens, width, hidden, pair=pair, bias=bias)
-    assert dispatch.choose_feedforward(inputs[0]).fused
+    assert dispatch.choose_small(inputs[0]).fused
     assert_like_float64(
         lambda g, R, b, write: feedforward(g, R, b, write, None, activation, pair=pair),
         lambda g, R, b, write: plain_feedforward(g, R, b, write, activation, pair),
@@ -145,7 +143,7 @@ def both_of_short_contexts(heads, size, strict):
 )
 def test_attention_in_short_contexts(heads, size, tokens, strict):
     z = read_out(tokens, heads, size)
-    assert dispatch.choose_attention(z, heads).fused
+    assert dispatch.choose_small(z).fused
     assert_like_float64(*both_of_short_contexts(heads, size, strict), [z])
 
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from nrgpt.kernels import dispatch
-from nrgpt.kernels.attention import SharedKeys, attend, attend_read, logsumexp_scores
+from nrgpt.kernels.attention import SharedKeys, attend, logsumexp_scores
+from nrgpt.kernels.plain import plain_attend_read
 from nrgpt.kernels.pointwise import ACTIVATIONS, POTENTIALS
 
 from ..models import relative
@@ -44,7 +45,7 @@ def test_attention_against_loops(tokens, strict):
             log_sum[:, :, A] = scores.exp().sum(-1).log()
     assert (attend(q, k, 0.7, strict=strict) - out).abs().max() < 1e-12
     z = torch.cat([x.transpose(1, 2).flatten(-2) for x in (q, k)], dim=-1)
-    side_by_side = attend_read(z, 3, 0.7, strict=strict).unflatten(-1, (3, 5))
+    side_by_side = plain_attend_read(z, 3, 0.7, strict=strict).unflatten(-1, (3, 5))
     assert (side_by_side.transpose(1, 2) - out).abs().max() < 1e-12
     assert (logsumexp_scores(q, k, 0.7, strict=strict) - log_sum).abs().max() < 1e-12
 

@@ -43,7 +43,7 @@ class Scripted(LanguageModel):
         super().__init__(model_config())
         self.says = says
 
-    def forward(self, idx, targets=None, *, steps=None, extra=None):
+    def forward(self, idx, targets=None, *, steps=None, extra=None, **options):
         logits = torch.zeros(*idx.shape, self.cfg.vocab_size)
         for row, text in zip(logits, idx.tolist(), strict=True):
             prompt = tuple(text[: text.index(EQUALS) + 1])

@@ -7,7 +7,7 @@ import torch
 
 from nrgpt import Guarantee
 
-from ..models import config, randomised, relative
+from ..models import config, forces, randomised, relative
 
 CONVEX = [
     {"feedforward": "memory", "potential": "relu2"},
@@ -24,7 +24,7 @@ def total_energy(model, x):
 def move_last_token(model, x, t=0):
     """One step of the last token with its past frozen."""
     moved = x.clone()
-    moved[:, -1] += model.energy_block.update(x, t, model.energy_block.plan())[:, -1].detach()
+    moved[:, -1] += model.energy_block.plan().observe(x, t).update[:, -1].detach()
     return moved
 
 
@@ -129,7 +129,7 @@ def test_proposition_1(norm, feedforward):
     block = model.energy_block
     x = torch.randn(50, 6, 9, dtype=torch.float64)
     dE = change_along_the_flow(model, x)
-    force = sum(block.energy.forces(block.norm(x)).values())
+    force = sum(forces(model, x).values())
     v = (block.norm.gamma * force)[:, -1]
     last = x[:, -1]
     vPv = (v * block.norm.project(last, v)).sum(-1, keepdim=True)
@@ -144,7 +144,7 @@ def test_proposition_2():
     block = model.energy_block
     x = torch.randn(50, 6, 9, dtype=torch.float64)
     dE = change_along_the_flow(model, x)
-    f = sum(block.energy.forces(x).values())[:, -1]
+    f = sum(forces(model, x).values())[:, -1]
     U, V = block.rate.U, block.rate.V
     assert (V - V.T).norm() > 0.1  # a skew part is there, and does nothing
     assert relative(dE, -(f @ U.T).square().sum(-1)) < 1e-10

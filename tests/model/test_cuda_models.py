@@ -83,8 +83,7 @@ def test_gradients_of_a_small_model(fields, compiled, monkeypatch):
         forward = torch.compile(model, fullgraph=True) if is_compiled else model
         model.zero_grad()
         with torch.autocast("cuda", dtype=torch.bfloat16):
-            assert dispatch.choose_feedforward(model.tokens).fused == (not kernels)
-            assert dispatch.choose_attention(model.tokens, heads=2).fused == (not kernels)
+            assert dispatch.kernels_for(model.tokens) == (not kernels, not kernels)
             _, loss = forward(text[:, :-1], text[:, 1:], want_logits=False)
         loss.backward()
         gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])

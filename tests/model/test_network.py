@@ -13,7 +13,7 @@ from nrgpt import LanguageModel, ModelConfig
 from nrgpt.model.init import initialise
 
 from .. import reference
-from ..models import BLOCKS, COUPLINGS, MASKS, NORMS, RATES, config, randomised, relative
+from ..models import BLOCKS, COUPLINGS, MASKS, NORMS, RATES, config, forces, randomised, relative
 from ..models import tokens as make_tokens
 from ..models import weights as make_weights
 
@@ -76,11 +76,9 @@ def test_nrgpt_is_causal(mask, coupling):
         changed = idx.clone()
         changed[:, k] = (changed[:, k] + 1) % 11
         for before, after in zip(model.states(idx), model.states(changed), strict=True):
-            block = model.energy_block
-            g_before, g_after = block.norm(before), block.norm(after)
             pairs = [
-                (block.energy.energies(g_before), block.energy.energies(g_after)),
-                (block.energy.forces(g_before), block.energy.forces(g_after)),
+                (model.energies(before), model.energies(after)),
+                (forces(model, before), forces(model, after)),
             ]
             for first, second in pairs:
                 for name in first:
@@ -113,11 +111,9 @@ def test_first_token(coupling):
     assert logits.shape == (2, 1, 11)
     assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
     x = model.embed(make_tokens(model.cfg)[0])
-    energy = model.energy_block.energy
-    g = model.energy_block.norm(x)
-    assert (energy.energies(g)["attention"][:, 0] == 0).all()
-    assert (energy.forces(g)["attention"][:, 0] == 0).all()
-    assert (energy.energies(g)["attention"][:, 1:] != 0).all()
+    assert (model.energies(x)["attention"][:, 0] == 0).all()
+    assert (forces(model, x)["attention"][:, 0] == 0).all()
+    assert (model.energies(x)["attention"][:, 1:] != 0).all()
 
 
 def test_wrong_inputs():
@@ -287,8 +283,8 @@ def test_initialisation_leaves_nothing_out(block, norm):
     for rate in RATES:
         model = LanguageModel(config(block=block, norm=norm, rate=rate, bias=True, tied=False))
         assert all(torch.isfinite(p).all() for p in model.parameters())
-    model.register_parameter("stray", torch.nn.Parameter(torch.zeros(3)))
-    with pytest.raises(ValueError, match="'stray' has no initialisation rule"):
+    model.register_parameter("stray", torch.nn.Parameter(torch.full((3,), float("inf"))))
+    with pytest.raises(ValueError, match="'stray' starts with numbers that are not finite"):
         initialise(model, model.cfg)
 
 

@@ -11,6 +11,7 @@ import torch
 from nrgpt import EnergyTerm
 from nrgpt.data.shards import Dataset
 from nrgpt.decode.decoder import GraphedDecoder
+from nrgpt.model.energy import ENERGIES
 from nrgpt.train import loop, packed, sweep
 from nrgpt.train.checkpoint import newest_valid
 from nrgpt.train.faults import TrainingError

@@ -37,12 +37,13 @@ def initialise(model: nn.Module, cfg: "ModelConfig") -> dict[str, Muon]:
     """Start every parameter; returns which ones are for Muon, by name."""
     for_muon = {}
     for name, blank in model.named_parameters():
-        start: Start | None = getattr(blank, "start", None)
+        about = vars(blank)  # emptied here: from now on it is a parameter like any other
+        start: Start | None = about.pop("start", None)
+        muon: Muon | None = about.pop("muon", None)
         if start is not None:
             start(blank, cfg)
         if blank.device.type != "meta" and not bool(torch.isfinite(blank).all()):
             raise ValueError(f"parameter {name!r} starts with numbers that are not finite")
-        muon: Muon | None = getattr(blank, "muon", None)
         if muon is not None:
             for_muon[name] = muon
     return for_muon

@@ -62,10 +62,12 @@ def fast_path(term: EnergyTerm, readout: Readout, kernels: Kernels) -> Fast | No
     """By exact type: a subclass may have changed anything."""
     read, bias, _, _ = readout
     if type(term) is AttentionEnergy and not term.full and term.mask != "inclusive":
+        assert read is not None
         attend = attend_read if kernels.small and term.size <= SMALL_HEAD else plain_attend_read
         return Fast(partial(attention_update, term, attend, read), partial(attention_force, term))
     if type(term) is not FF1 and type(term) is not FF2W:
         return None
+    assert read is not None
     pair = type(term) is FF2W
     beside = partial(force_beside, pair=pair) if kernels.elementwise else None
     force = elementwise(kernels.elementwise, pair=pair)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...kernels.feedforward import pair_force, square_force
-from ...kernels.pointwise import ACTIVATIONS, POTENTIALS
+from ...kernels.pointwise import ACTIVATIONS, POTENTIALS, Activation, Potential
 from ..certificate import Finding, Guarantee
 from ..init import normal, ones, parameter, zeros
 from ..past import Past
@@ -28,8 +28,11 @@ class FeedForwardEnergy(EnergyTerm):
     def __init__(self, cfg: "ModelConfig"):
         super().__init__()
         self.width, self.activation = cfg.width, cfg.activation
-        self.sigma = ACTIVATIONS[cfg.activation]
         self.feedforward_scale = parameter(1, start=ones) if cfg.feedforward_scale else None
+
+    @property
+    def sigma(self) -> Activation:
+        return ACTIVATIONS[self.activation]
 
     def scaled(self, value: Tensor) -> Tensor:
         if self.feedforward_scale is None:
@@ -161,12 +164,15 @@ class DenseMemory(FeedForwardEnergy):
     def __init__(self, cfg: "ModelConfig"):
         super().__init__(cfg)
         self.name = cfg.potential
-        self.potential = POTENTIALS[cfg.potential]
         self.W = parameter(cfg.hidden, cfg.width, start=normal, muon="matrix")
         self.b = parameter(cfg.hidden, start=zeros) if cfg.bias else None
 
     def readout(self) -> Readout:
         return self.scaled_readout(self.W, self.b)
+
+    @property
+    def potential(self) -> Potential:
+        return POTENTIALS[self.name]
 
     def energy(self, z: Tensor, past: Past) -> Tensor:
         return self.scaled(-self.potential.value(z).sum(-1))
