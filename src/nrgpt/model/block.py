@@ -90,4 +90,5 @@ class EnergyBlock(Block):
         return self.energy.named_terms(extra)
 
     def plan(self, extra: Extra | None = None, *, stacked: bool = False) -> Plan:
-        return Plan(self, extra, stacked=stacked)
+        terms, like = self.energy.named_terms(extra), next(self.parameters())
+        return Plan(self.norm, self.rate, terms, like=like, stacked=stacked)

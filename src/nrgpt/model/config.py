@@ -4,7 +4,7 @@ import math
 from typing import Literal
 
 from ..check import check, check_choice, strict
-from .energy import ENERGIES
+from .registry import known_energies
 
 
 @strict
@@ -109,7 +109,7 @@ class ModelConfig:
         self.check_no_idle_options()
 
     def check_terms(self) -> None:
-        energies = [name for name in ENERGIES if name != "attention"]
+        energies = [name for name in known_energies() if name != "attention"]
         check_choice("feedforward", self.feedforward, energies)
         check(len(self.terms) > 0, "terms", self.terms, "at least one energy")
         is_unique = len(set(self.terms)) == len(self.terms)

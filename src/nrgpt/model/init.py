@@ -8,15 +8,14 @@ creates in another way keeps the values it was created with.
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from .config import ModelConfig
+from .config import ModelConfig
 
-Start = Callable[[Tensor, "ModelConfig"], None]
+Start = Callable[[Tensor, ModelConfig], None]
 """Fills a new parameter."""
 Muon = Literal["matrix", "eta"]
 """Parameters that Muon updates if it is chosen: matrices that map states to states. Those of an
@@ -33,7 +32,7 @@ def parameter(
 
 
 @torch.no_grad()
-def initialise(model: nn.Module, cfg: "ModelConfig") -> dict[str, Muon]:
+def initialise(model: nn.Module, cfg: ModelConfig) -> dict[str, Muon]:
     """Start every parameter; returns which ones are for Muon, by name."""
     for_muon = {}
     for name, blank in model.named_parameters():
@@ -49,7 +48,7 @@ def initialise(model: nn.Module, cfg: "ModelConfig") -> dict[str, Muon]:
     return for_muon
 
 
-def depth_scale(cfg: "ModelConfig") -> float:
+def depth_scale(cfg: ModelConfig) -> float:
     """T^(-1/4) without a norm, 1 with one.
 
     T-Fixup and DeepNet replace normalisation by initialisation: weights and embeddings shrink
@@ -58,16 +57,16 @@ def depth_scale(cfg: "ModelConfig") -> float:
     return cfg.steps**-0.25 if cfg.norm == "none" else 1.0
 
 
-def normal(p: Tensor, cfg: "ModelConfig") -> None:
+def normal(p: Tensor, cfg: ModelConfig) -> None:
     nn.init.normal_(p, std=cfg.init_std * depth_scale(cfg))
 
 
-def head(p: Tensor, cfg: "ModelConfig") -> None:
+def head(p: Tensor, cfg: ModelConfig) -> None:
     nn.init.normal_(p, std=cfg.init_std)  # read once, at the end: depth has no say in it
 
 
 def constant(value: float) -> Start:
-    def fill(p: Tensor, cfg: "ModelConfig") -> None:
+    def fill(p: Tensor, cfg: ModelConfig) -> None:
         nn.init.constant_(p, value)
 
     return fill
@@ -76,16 +75,16 @@ def constant(value: float) -> Start:
 zeros, ones = constant(0.0), constant(1.0)
 
 
-def rate_size(cfg: "ModelConfig") -> float:
+def rate_size(cfg: ModelConfig) -> float:
     return cfg.rate_scale * depth_scale(cfg) ** 2
 
 
-def log_rate(p: Tensor, cfg: "ModelConfig") -> None:
+def log_rate(p: Tensor, cfg: ModelConfig) -> None:
     """log c."""
     nn.init.constant_(p, math.log(rate_size(cfg)))
 
 
-def rate_matrix(p: Tensor, cfg: "ModelConfig") -> None:
+def rate_matrix(p: Tensor, cfg: ModelConfig) -> None:
     """eta: one matrix, one per step, or one per term."""
     if cfg.rate_init == "random":
         nn.init.normal_(p, std=cfg.init_std * rate_size(cfg))
@@ -93,7 +92,7 @@ def rate_matrix(p: Tensor, cfg: "ModelConfig") -> None:
         p.copy_(rate_size(cfg) * torch.eye(p.shape[-2], p.shape[-1]).expand_as(p))
 
 
-def rate_root(p: Tensor, cfg: "ModelConfig") -> None:
+def rate_root(p: Tensor, cfg: ModelConfig) -> None:
     """U of U^T U: a square root of where eta starts."""
     if cfg.rate_init == "random":
         nn.init.normal_(p, std=(cfg.init_std * rate_size(cfg) / p.shape[-2]) ** 0.5)
@@ -104,7 +103,7 @@ def rate_root(p: Tensor, cfg: "ModelConfig") -> None:
         nn.init.orthogonal_(U, gain=(rate_size(cfg) * max(1.0, columns / rows)) ** 0.5)
 
 
-def rate_logit(p: Tensor, cfg: "ModelConfig") -> None:
+def rate_logit(p: Tensor, cfg: ModelConfig) -> None:
     """b of M(x) = diag softplus(W g + b): the inverse softplus of where M starts."""
     size = rate_size(cfg)
     nn.init.constant_(p, size + math.log(-math.expm1(-size)))

@@ -13,16 +13,13 @@ positive semi-definite, and misses LayerNorm's second null direction.)
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .config import ModelConfig
 from .init import ones, parameter, zeros
-
-if TYPE_CHECKING:
-    from .config import ModelConfig
 
 
 class Norm(nn.Module, ABC):
@@ -111,7 +108,7 @@ class NoNorm(Norm):
         return v
 
 
-def make_norm(cfg: "ModelConfig", *, learn_gamma: bool = True, learn_delta: bool = True) -> Norm:
+def make_norm(cfg: ModelConfig, *, learn_gamma: bool = True, learn_delta: bool = True) -> Norm:
     if cfg.norm == "layernorm":
         return LayerNorm(cfg.width, cfg.norm_eps, learn_gamma, learn_delta)
     if cfg.norm == "rmsnorm":

@@ -21,25 +21,22 @@ changes from step to step or with the state is applied to the force (``apply_ste
 """
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .certificate import Finding, Guarantee
+from .config import ModelConfig
 from .init import Muon, log_rate, parameter, rate_logit, rate_matrix, rate_root, zeros
 from .norm import NoNorm, Norm
-
-if TYPE_CHECKING:
-    from .config import ModelConfig
 
 
 class Rate(nn.Module, ABC):
     differs_by_term = False
     """Whether each energy term is moved by an eta of its own."""
 
-    def __init__(self, cfg: "ModelConfig"):
+    def __init__(self, cfg: ModelConfig):
         super().__init__()
         self.width = cfg.width
         self.is_folded = cfg.rate != "state" and not cfg.rate.endswith("_per_step")
@@ -126,7 +123,7 @@ class Identity(ConstantRate):
 class Scalar(ConstantRate):
     """eta = c, kept positive as exp(log_c)."""
 
-    def __init__(self, cfg: "ModelConfig"):
+    def __init__(self, cfg: ModelConfig):
         super().__init__(cfg)
         self.log_c = parameter(1, start=log_rate)
 
@@ -143,7 +140,7 @@ class Scalar(ConstantRate):
 class Gamma(ConstantRate):
     """eta = c Gamma or c^(t) Gamma: the paper's Proposition 1, and the discrete theorem."""
 
-    def __init__(self, cfg: "ModelConfig", *, per_step: bool):
+    def __init__(self, cfg: ModelConfig, *, per_step: bool):
         super().__init__(cfg)
         self.log_c = parameter(cfg.steps if per_step else 1, start=log_rate)
         self.per_step = per_step
@@ -168,7 +165,7 @@ class Gamma(ConstantRate):
 class MatrixRate(ConstantRate):
     """eta from learned matrices: one for all steps, folded, or one for each, applied."""
 
-    def __init__(self, cfg: "ModelConfig", *, per_step: bool):
+    def __init__(self, cfg: ModelConfig, *, per_step: bool):
         super().__init__(cfg)
         self.copies = (cfg.steps,) if per_step else ()
 
@@ -192,7 +189,7 @@ class MatrixRate(ConstantRate):
 class Free(MatrixRate):
     """eta any matrix, as in the paper's experiments."""
 
-    def __init__(self, cfg: "ModelConfig", *, per_step: bool):
+    def __init__(self, cfg: ModelConfig, *, per_step: bool):
         super().__init__(cfg, per_step=per_step)
         muon: Muon | None = None if per_step else "eta"
         self.eta = parameter(*self.copies, cfg.width, cfg.width, start=rate_matrix, muon=muon)
@@ -214,7 +211,7 @@ class FreePerTerm(ConstantRate):
 
     differs_by_term = True
 
-    def __init__(self, cfg: "ModelConfig"):
+    def __init__(self, cfg: ModelConfig):
         super().__init__(cfg)
         for term in cfg.terms:
             eta = parameter(cfg.width, cfg.width, start=rate_matrix, muon="eta")
@@ -241,7 +238,7 @@ class FreePerTerm(ConstantRate):
 class PsdSkew(MatrixRate):
     """eta = U^T U + V - V^T: every matrix whose symmetric part is positive semi-definite."""
 
-    def __init__(self, cfg: "ModelConfig", *, per_step: bool):
+    def __init__(self, cfg: ModelConfig, *, per_step: bool):
         super().__init__(cfg, per_step=per_step)
         muon: Muon | None = None if per_step else "eta"
         rows = cfg.rate_rank or cfg.width
@@ -264,7 +261,7 @@ class State(Rate):
     step may still raise E: P removes the part of v along x, which the discrete proof needs.
     """
 
-    def __init__(self, cfg: "ModelConfig"):
+    def __init__(self, cfg: ModelConfig):
         super().__init__(cfg)
         self.W_M = parameter(cfg.width, cfg.width, start=zeros, muon="eta")
         self.b_M = parameter(cfg.width, start=rate_logit)
@@ -284,7 +281,7 @@ class State(Rate):
         return Finding("rate State", Guarantee.SMALL_STEPS, why)
 
 
-def make_rate(cfg: "ModelConfig") -> Rate:
+def make_rate(cfg: ModelConfig) -> Rate:
     per_step = cfg.rate.endswith("_per_step")
     match cfg.rate:
         case "identity":

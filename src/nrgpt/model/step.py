@@ -10,9 +10,9 @@ and forces and says where a step would go. Training, decoding, trajectories, sol
 all go through these two.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -25,10 +25,9 @@ from ..kernels.plain import plain_attend_read
 from .energy.attention import AttentionEnergy
 from .energy.feedforward import FF1, FF2W
 from .energy.term import EnergyTerm, Readout
+from .norm import Norm
 from .past import Memory, Past, Shown, WholeText
-
-if TYPE_CHECKING:
-    from .block import EnergyBlock
+from .rate import Rate
 
 Extra = Mapping[str, EnergyTerm]
 """Terms that join a model's own for one call, by name."""
@@ -167,12 +166,20 @@ class Observation(NamedTuple):
 class Plan:
     """The steps of a block in one forward pass. ``stacked`` is for decoding."""
 
-    def __init__(self, block: "EnergyBlock", extra: Extra | None = None, *, stacked: bool = False):
-        self.norm, self.rate = block.norm, block.rate
-        self.normalise = block.norm.function()
-        self.some = next(block.parameters())
-        self.kernels = kernels_for(self.some)
-        self.terms = [self.planned(name, term) for name, term in block.named_terms(extra)]
+    def __init__(
+        self,
+        norm: Norm,
+        rate: Rate,
+        terms: Iterable[tuple[str, EnergyTerm]],
+        *,
+        like: Tensor,
+        stacked: bool = False,
+    ):
+        """``like`` is any of the weights."""
+        self.norm, self.rate, self.like = norm, rate, like
+        self.normalise = norm.function()
+        self.kernels = kernels_for(like)
+        self.terms = [self.planned(name, term) for name, term in terms]
         self.stack = self.stacked() if stacked else None
 
     def planned(self, name: str, term: EnergyTerm) -> Planned:
@@ -206,7 +213,7 @@ class Plan:
 
     @property
     def identity(self) -> Tensor:
-        return torch.eye(self.rate.width, dtype=self.some.dtype, device=self.some.device)
+        return torch.eye(self.rate.width, dtype=self.like.dtype, device=self.like.device)
 
     # One step ----------------------------------------------------------------------------------
 

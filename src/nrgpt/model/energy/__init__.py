@@ -1,28 +1,19 @@
 """Energies per token: the contract of a term, the terms, and where they are found by name."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from ..config import ModelConfig
+from ..registry import ENERGIES
 from .attention import AttentionEnergy
 from .feedforward import FF1, FF2, FF2W, DenseMemory
 from .term import EnergyTerm, Readout
 
-if TYPE_CHECKING:
-    from ..config import ModelConfig
-
 __all__ = ["ENERGIES", "AttentionEnergy", "EnergyTerm", "Readout", "register"]
 
-ENERGIES: dict[str, Callable[["ModelConfig"], EnergyTerm]] = {
-    "attention": AttentionEnergy,
-    "ff1": FF1,
-    "ff2w": FF2W,
-    "ff2": FF2,
-    "memory": DenseMemory,
-}
-"""Energies by the names that ModelConfig knows them by."""
+ENERGIES.update(attention=AttentionEnergy, ff1=FF1, ff2w=FF2W, ff2=FF2, memory=DenseMemory)
 
 
-def register(name: str, energy: Callable[["ModelConfig"], EnergyTerm]) -> None:
+def register(name: str, energy: Callable[[ModelConfig], EnergyTerm]) -> None:
     """Let configurations name an energy of your own: a class, or a function, of a ModelConfig.
 
     >>> import nrgpt

@@ -1,17 +1,13 @@
 """The attention energy."""
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from ..certificate import Finding, Guarantee
+from ..config import ModelConfig
 from ..init import constant, normal, parameter
 from ..past import Past
 from .term import EnergyTerm, Readout
-
-if TYPE_CHECKING:
-    from ..config import ModelConfig
 
 
 class AttentionEnergy(EnergyTerm):
@@ -39,7 +35,7 @@ class AttentionEnergy(EnergyTerm):
 
     alpha: Tensor | None
 
-    def __init__(self, cfg: "ModelConfig"):
+    def __init__(self, cfg: ModelConfig):
         super().__init__()
         self.mask = cfg.mask
         self.strict = cfg.mask == "strict"

@@ -3,8 +3,6 @@
 The optional learnable ``feedforward_scale`` s multiplies the whole energy.
 """
 
-from typing import TYPE_CHECKING
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -12,12 +10,10 @@ from torch import Tensor
 from ...kernels.feedforward import pair_force, square_force
 from ...kernels.pointwise import ACTIVATIONS, POTENTIALS, Activation, Potential
 from ..certificate import Finding, Guarantee
+from ..config import ModelConfig
 from ..init import normal, ones, parameter, zeros
 from ..past import Past
 from .term import EnergyTerm, Readout
-
-if TYPE_CHECKING:
-    from ..config import ModelConfig
 
 
 class FeedForwardEnergy(EnergyTerm):
@@ -25,7 +21,7 @@ class FeedForwardEnergy(EnergyTerm):
 
     feedforward_scale: Tensor | None
 
-    def __init__(self, cfg: "ModelConfig"):
+    def __init__(self, cfg: ModelConfig):
         super().__init__()
         self.width, self.activation = cfg.width, cfg.activation
         self.feedforward_scale = parameter(1, start=ones) if cfg.feedforward_scale else None
@@ -63,7 +59,7 @@ class FF1(FeedForwardEnergy):
     units of random weights it hardly ever does.
     """
 
-    def __init__(self, cfg: "ModelConfig"):
+    def __init__(self, cfg: ModelConfig):
         super().__init__(cfg)
         self.is_convex = cfg.activation == "relu"
         self.W = parameter(cfg.hidden, cfg.width, start=normal, muon="matrix")
@@ -96,7 +92,7 @@ class FF2W(FeedForwardEnergy):
     and a stray sigma. A product of two readouts is not concave.
     """
 
-    def __init__(self, cfg: "ModelConfig"):
+    def __init__(self, cfg: ModelConfig):
         super().__init__(cfg)
         self.W_1 = parameter(cfg.hidden, cfg.width, start=normal, muon="matrix")
         self.W_2 = parameter(cfg.width, cfg.hidden, start=normal, muon="matrix")
@@ -129,7 +125,7 @@ class FF2(FeedForwardEnergy):
     NRGPT_H_FF2. -dE/dz = sigma'(z) W_2^T (2 sigma(u) sigma'(u)).
     """
 
-    def __init__(self, cfg: "ModelConfig"):
+    def __init__(self, cfg: ModelConfig):
         super().__init__(cfg)
         self.W_1 = parameter(cfg.width, cfg.width, start=normal, muon="matrix")
         self.W_2 = parameter(cfg.hidden, cfg.width, start=normal, muon="matrix")
@@ -161,7 +157,7 @@ class DenseMemory(FeedForwardEnergy):
     (softplus^2 / 2). Where F is convex, E is concave.
     """
 
-    def __init__(self, cfg: "ModelConfig"):
+    def __init__(self, cfg: ModelConfig):
         super().__init__(cfg)
         self.name = cfg.potential
         self.W = parameter(cfg.hidden, cfg.width, start=normal, muon="matrix")
