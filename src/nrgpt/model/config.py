@@ -4,7 +4,7 @@ import math
 from typing import Literal
 
 from ..check import check, check_choice, strict
-from .registry import known_energies
+from .registry import BUILT_IN, known_energies
 
 
 @strict
@@ -120,19 +120,27 @@ class ModelConfig:
     def check_no_idle_options(self) -> None:
         """An option that would change nothing is a misunderstanding. (Fields of other blocks may
         stand: a comparison changes ``block`` and nothing else.)"""
-        if self.block != "nrgpt":
-            return
-        has_matrix = self.rate.startswith(("free", "psd_skew"))
-        has_root = self.rate.startswith("psd_skew")
-        for name, is_idle, beside in (
-            ("separate_norms", self.separate_norms, "block"),
-            ("attention_bias", self.attention_bias, "block"),
-            ("potential", self.feedforward in ("ff1", "ff2w", "ff2"), "feedforward"),
-            ("alpha_init", not self.learn_alpha, "learn_alpha"),
-            ("rate_scale", self.rate == "identity", "rate"),
-            ("rate_init", not has_matrix, "rate"),
-            ("rate_rank", not has_root, "rate"),
-        ):
+        has_norm = self.norm != "none"
+        idle = [
+            ("norm_eps", not has_norm, "norm"),
+            ("learn_gamma", not has_norm, "norm"),
+            ("learn_delta", self.norm != "layernorm", "norm"),
+        ]
+        if self.block == "nrgpt":
+            kinds = {self.feedforward if name == "feedforward" else name for name in self.terms}
+            has_matrix = self.rate.startswith(("free", "psd_skew"))
+            is_own = not kinds <= set(BUILT_IN)  # an energy of one's own may read any field
+            idle += [
+                ("separate_norms", True, "block"),
+                ("attention_bias", True, "block"),
+                ("activation", not (kinds & {"ff1", "ff2w", "ff2"} or is_own), "terms"),
+                ("potential", not ("memory" in kinds or is_own), "terms"),
+                ("alpha_init", not self.learn_alpha, "learn_alpha"),
+                ("rate_scale", self.rate == "identity", "rate"),
+                ("rate_init", not has_matrix, "rate"),
+                ("rate_rank", not self.rate.startswith("psd_skew"), "rate"),
+            ]
+        for name, is_idle, beside in idle:
             value = getattr(self, name)
             is_default = value == type(self).__dataclass_fields__[name].default
             why = f"left alone: {beside} = {getattr(self, beside)!r} makes no use of it"
