@@ -122,7 +122,7 @@ def check_gradients(**fields) -> None:
     model = Model(c)
     tokens = torch.randint(64, (2, 50))
     *_, (x, _, _) = model.walk(tokens, c.steps)
-    model.nll(x, model.tokens, tokens).mean().backward()
+    model.loss(x, tokens).mean().backward()
     missing = [
         n
         for n, p in model.named_parameters()
@@ -204,6 +204,16 @@ if __name__ == "__main__":
             "wide_query": True,
             "noise": 0.1,
         },
+        {
+            "cone": True,
+            "settled": True,
+            "prelude": 2,
+            "inject": "drive",
+            "leak": 0.3,
+            "start_norm": True,
+            "gains": "vector",
+        },
+        {"cone": True, "strict": True, "embed_norm": True, "readout": True, "field": True},
     ):
         check_gradients(**fields)
     check_settled_is_alone()

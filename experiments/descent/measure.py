@@ -39,7 +39,7 @@ def measure(
     for x, y in batches(tokens, targets, c.batch):
         with autocast(c, device):
             *_, (state, _, _) = model.walk(x, c.steps)
-            total += model.nll(state, model.tokens, y).double().sum()
+            total += model.loss(state, y).double().sum()
     record(validation=total.item() / tokens.numel(), validation_tokens=tokens.numel())
     if not c.steps:
         return
@@ -58,7 +58,7 @@ def depths(model: Model, c: Config, tokens: Tensor, targets: Tensor, device: tor
     c.beyond after the trained ones and not falling; sizes and shares of pushed tokens."""
     out: dict = {"part_tokens": tokens.numel()}
     wanted = sorted({max(1, c.steps // 2), c.steps, 2 * c.steps, 4 * c.steps})
-    for beyond in sorted({c.beyond, 0.7, 1.0}):
+    for beyond in sorted({c.beyond, 1.0}):
         sums = dict.fromkeys(wanted, 0.0)
         size = torch.zeros(4 * c.steps + 1, device=device)
         acted, relative = torch.zeros_like(size), torch.zeros_like(size)
@@ -74,7 +74,7 @@ def depths(model: Model, c: Config, tokens: Tensor, targets: Tensor, device: tor
                     if push is not None:
                         acted[t] += (push > 0).sum()
                     if t in sums:
-                        sums[t] += model.nll(state, model.tokens, y).sum().item()
+                        sums[t] += model.loss(state, y).sum().item()
                     before = state
         out[f"loss_at_{beyond}"] = {t: round(s / tokens.numel(), 4) for t, s in sums.items()}
         short = slice(0, c.steps + 1)
@@ -95,6 +95,7 @@ def rises(
     count = strict = above = 0
     worst, fall, scale = -math.inf, 0.0, 0.0
     by_step = [0] * c.steps
+    parts = torch.zeros(3, device=device, dtype=torch.float64)
     for x in tokens.split(4):
         before = None
         inexact = torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
@@ -105,7 +106,9 @@ def rises(
             if before is not None:
                 kept = past if past is not None else model.read(before, None, drive, W)[3]
                 kept, driven = kept.float(), None if drive is None else drive.float()
-                old, new = (model.energy(s, kept, driven, W) for s in (before, state))
+                ends = [model.energies(s, kept, driven, W) for s in (before, state)]
+                old, new = (sum(e) for e in ends)
+                parts += torch.stack([(a - b).double().sum() for a, b in zip(*ends, strict=True)])
                 rise = (new - old) / old.abs().clamp_min(1e-3)
                 count += rise.numel()
                 strict += int((rise > 0).sum())
@@ -118,7 +121,9 @@ def rises(
     return {
         "pairs": count, "rises": strict, f"rises_above_{RELATIVE}": above,
         "largest_relative": worst,
-        "mean_fall_per_step": fall / count, "mean_energy": scale / count, "by_step": by_step,
+        "mean_fall_per_step": fall / count,
+        "fall_of_attention_hidden_field": (parts / count).tolist(),
+        "mean_energy": scale / count, "by_step": by_step,
     }  # fmt: skip
 
 
@@ -134,7 +139,7 @@ def stops(model: Model, c: Config, tokens: Tensor, targets: Tensor, device: torc
         before = log_before = energy_before = None
         for state, _, (past, drive, W) in model.walk(x, c.steps, attend=exact):
             with autocast(c, device):
-                logits = F.linear(norm(state), model.tokens)
+                logits = model.logits(state)
             log_p = logits.float().log_softmax(-1)
             rows.append(F.nll_loss(log_p.flatten(0, 1), y.flatten(), reduction="none"))
             energy = model.energy(state, past, drive, W) if c.cone else None

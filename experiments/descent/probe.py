@@ -33,6 +33,15 @@ What a cone costs: relu^2 has u = W_1^T (w relu(W_1 g)), of which a part is abou
 moving away from g must then be paid for by the rest of u. Scaling all of E changes nothing, so what
 counts is how much of E is hidden layer (``units``) and how much attention. A larger start
 (``embed_norm``) makes the first move smaller against x, gains may depend on the step (E may not).
+``energy_rate`` lets the energy's own weights (units, alpha, field) learn faster than the rest: as
+softplus of a parameter under AdamW they hardly leave where they start in 1,000 updates.
+``readout`` parts what a state says from where the energy lets it go. ``field`` may become a clock
+(all states wander from -c to c, and everything else is free): how much of the fall is the field's
+is measured.
+
+Arrival. Writes that add up make |x| grow, and the direction of x settles as 1/t at best. With a
+``leak`` the state forgets, x + leak (start - x) + writes, and a fixed point is start + writes /
+leak, approached geometrically where the writes contract. The cone does not mind: y may be anything.
 """
 
 import argparse
@@ -79,6 +88,7 @@ class Config:
     alpha: float = 1.0
     wide_query: bool = False  # values in the energy: queries meet [k | v], not k alone
     field: bool = False  # c . g
+    energy_rate: float = 1.0  # learning rate of units, alpha and field, in rates of the rest
     margin: float = 0.0  # share of 1 - cos that a step must take away
     nudge: float = 1e-6
     detach: bool = False  # no gradient through the force
@@ -93,9 +103,11 @@ class Config:
     force_gain: bool = False  # a learned move along the force itself
     momentum: bool = False  # learned, per step
     inject: str = "none"  # none, state (vector gain x start), drive (W n(start) in q and h)
+    leak: float = 0.0  # share of x (a vector, learned from here) that gives way to the start
+    readout: bool = False  # a matrix between the last state and the token table
     writes: int = 1  # sets of write weights, shared out over the steps
     kv_gain: bool = False  # gamma for what a settled past's keys and values are read from
-    beyond: float = 0.5  # gains after the trained steps fall by this factor each step
+    beyond: float = 0.5  # gains after step ``steps`` fall by this factor each step
     # training
     updates: int = 1000
     batch: int = 16
@@ -115,7 +127,7 @@ class Config:
     windows: int = 288
     part: int = 96
     pairs: int = 1_000_000
-    speed: int = 25  # updates timed with the GPU to themselves
+    speed: int = 0  # updates timed while the others wait
 
 
 def norm(x: Tensor) -> Tensor:
@@ -179,8 +191,9 @@ def layer(x, W_QKV, W_P, W_1, W_2, heads: int, parallel: bool) -> Tensor:
     return x + (moved + F.linear(F.gelu(F.linear(g, W_1)), W_2))
 
 
-def nll(x: Tensor, head: Tensor, targets: Tensor) -> Tensor:
-    logits = F.linear(norm(x), head).flatten(0, 1).float()
+def nll(x: Tensor, head: Tensor, readout: Tensor | None, targets: Tensor) -> Tensor:
+    g = norm(x) if readout is None else F.linear(norm(x), readout)
+    logits = F.linear(g, head).flatten(0, 1).float()
     return F.cross_entropy(logits, targets.flatten(), reduction="none").view(targets.shape)
 
 
@@ -222,6 +235,7 @@ class Model(nn.Module):
         self.scale = (self.queries // c.heads) ** -0.5
         self.tokens = blank(c.vocabulary, D, std=c.embed_std)
         self.positions = blank(c.context, D, std=c.embed_std)
+        self.W_readout = nn.Parameter(torch.eye(D)) if c.readout else None
         own = 0 if c.share else c.prelude
         self.layers = nn.ModuleList(Weights(D, D, 4 * D) for _ in range(own))
         self.layer, self.nll = layer, nll
@@ -234,6 +248,8 @@ class Model(nn.Module):
         self.field = nn.Parameter(torch.zeros(D)) if c.field else None
         self.kv_gamma = nn.Parameter(torch.ones(D)) if c.kv_gain else None
         self.W_drive = blank(self.queries + hidden, D) if c.inject == "drive" else None
+        leak = torch.full((D,), math.log(c.leak / (1 - c.leak)) if c.leak else 0.0)
+        self.leak = nn.Parameter(leak) if c.leak else None
         wide = D if c.gains == "vector" else 1
         start = c.gain_init / torch.arange(1.0, c.steps + 1)[:, None, None] ** c.gain_power
         # Of attention's and the hidden layer's writes; of force, momentum and injection.
@@ -261,6 +277,8 @@ class Model(nn.Module):
             "units": F.softplus(self.units),
             "alpha": F.softplus(self.alpha),
         }
+        if self.leak is not None:
+            W["leak"] = self.leak.sigmoid()
         W["read"] = torch.cat([b.W_Q, b.W_1] if self.c.settled else [b.W_Q, b.W_1, W["kv"]])
         return W
 
@@ -313,6 +331,8 @@ class Model(nn.Module):
         written = F.linear(r * r if c.act == "relu2" else F.gelu(h), W_2)
         wide = torch.promote_types(x.dtype, torch.float32)
         y = x + gains[0] * moved.to(wide) + gains[1] * written.to(wide)
+        if c.leak:
+            y = y + W["leak"] * (start - x)
         if c.momentum:
             y = y + gains[3] * (x - previous)
         if c.inject == "state":
@@ -344,7 +364,7 @@ class Model(nn.Module):
         step = self.compiled if attend is None else functools.partial(self.step, attend=attend)
         # Copies: the compiler makes another graph for arguments that are one and the same.
         previous = x.clone() if c.momentum else None
-        start = x.clone() if c.inject == "state" else None
+        start = x.clone() if c.inject == "state" or c.leak else None
         P, W_2 = self.block.W_P.unbind(), self.block.W_2.unbind()
         for t in range(steps):
             which = min(t, c.steps - 1) * c.writes // c.steps
@@ -353,19 +373,32 @@ class Model(nn.Module):
             previous, x = (x if c.momentum else None), new
             yield x, push, (past, drive, W)
 
-    def energy(self, x: Tensor, past: Tensor | None, drive: Tensor | None, W: dict) -> Tensor:
-        """Of each token, in the precision of x. ``past`` None: keys of x itself."""
+    def energies(self, x: Tensor, past: Tensor | None, drive: Tensor | None, W: dict):
+        """Of attention, hidden layer and field, for each token, in the precision of x.
+
+        ``past`` None: keys of x itself."""
         g, q, h, kv = self.read(x, past, drive, W)
-        attention = (
-            W["alpha"][..., 0] / self.scale * scores(q, kv, self.c.strict, self.scale).logsumexp(-1)
-        ).sum(1)
+        total = scores(q, kv, self.c.strict, self.scale).logsumexp(-1)
+        attention = (W["alpha"][..., 0] / self.scale * total).sum(1)
         hidden = (W["units"] * phi(h, self.c.potential)).sum(-1)
-        return -attention - hidden - (0 if self.field is None else g @ self.field)
+        field = torch.zeros_like(hidden) if self.field is None else g @ self.field
+        return -attention, -hidden, -field
+
+    def energy(self, x: Tensor, past: Tensor | None, drive: Tensor | None, W: dict) -> Tensor:
+        return sum(self.energies(x, past, drive, W))
+
+    def loss(self, x: Tensor, targets: Tensor) -> Tensor:
+        """Of each token."""
+        return self.nll(x, self.tokens, self.W_readout, targets)
+
+    def logits(self, x: Tensor) -> Tensor:
+        g = norm(x) if self.W_readout is None else F.linear(norm(x), self.W_readout)
+        return F.linear(g, self.tokens)
 
     def macs(self) -> float:
         """Multiply-adds of a token's forward pass, products and causal attention."""
         c, D, N = self.c, self.D, self.c.context
-        total = c.vocabulary * D + c.loops * c.prelude * (12 * D * D + N * D)
+        total = c.vocabulary * D + c.readout * D * D + c.loops * c.prelude * (12 * D * D + N * D)
         if c.steps:
             n = self.queries + self.hidden
             once = 2 * D * D
@@ -465,9 +498,14 @@ def train(
     named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     matrices = [p for n, p in named if n.rpartition(".")[2].startswith("W_")]
     tables = [p for n, p in named if n in ("tokens", "positions")]
-    small = [p for n, p in named if not any(p is q for q in matrices + tables)]
+    energy = [p for n, p in named if n in ("units", "alpha", "field")]
+    small = [p for n, p in named if not any(p is q for q in matrices + tables + energy)]
     muon = Muon(matrices, c.decay)
-    groups = [{"params": tables, "weight_decay": c.decay}, {"params": small, "weight_decay": 0.0}]
+    groups = [
+        {"params": tables, "weight_decay": c.decay, "rate": 1.0},
+        {"params": small, "weight_decay": 0.0, "rate": 1.0},
+        {"params": energy, "weight_decay": 0.0, "rate": c.energy_rate},
+    ]
     groups = [g for g in groups if g["params"]]
     adamw = torch.optim.AdamW(groups, lr=c.lr, betas=(0.9, 0.99), fused=device.type == "cuda")
     N = c.context
@@ -484,12 +522,12 @@ def train(
     model.train()
     begun = time.time()
     for i in range(c.updates):
-        if i == timed[0]:
+        if c.speed and i == timed[0]:
             turn.take()
         elif not timed[0] < i < timed[2]:
             turn.take()
             turn.leave()
-        if i in timed[1:]:
+        if c.speed and i in timed[1:]:
             synchronize(device)
             if i == timed[2]:
                 speeds["alone"] = c.speed * c.batch * N / (time.time() - clock)
@@ -512,12 +550,12 @@ def train(
                     read = x
                 elif t >= c.exit_from:
                     read = torch.where((exits == t).unsqueeze(-1), x, read)
-            loss = model.nll(read, model.tokens, targets).mean()
+            loss = model.loss(read, targets).mean()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
         share = rate_at(i, c)
         for group in adamw.param_groups:
-            group["lr"] = share * c.lr
+            group["lr"] = share * c.lr * group["rate"]
         muon.step(share * c.muon_lr)
         adamw.step()
         model.zero_grad(set_to_none=True)

@@ -5,7 +5,9 @@
 
 A job is a line of JSON: overrides of probe.Config, with a name. All write to OUT/results.jsonl as
 they go; the log of a job that has ended (or was killed at the budget's end) is added to
-OUT/logs.txt. A job is not started when less than --least seconds are left.
+OUT/logs.txt. A freed slot takes the first job that is expected to end within the budget: seconds
+by multiply-adds as in the jobs that have ended, or --rate before any has. What a job measures is
+written as it goes, loss first, so a job killed at the end has lost the rest only.
 """
 
 import argparse
@@ -19,9 +21,25 @@ import time
 from pathlib import Path
 
 import numpy as np
+import torch
 from prepare import unpack
+from probe import Config, Model
 
 HERE = Path(__file__).resolve().parent
+
+
+FIXED = 8e10
+"""Compiling and measuring take about as long as so many multiply-adds a token, times updates."""
+
+
+def cost(job: dict) -> float:
+    c = Config(**job)
+    with torch.device("meta"):
+        macs = Model(c).macs()
+    if c.depth:
+        macs *= (0.5 * sum(c.depth) + c.prelude * c.loops) / (c.steps + c.prelude * c.loops)
+    fixed = FIXED if c.steps else FIXED / 4
+    return fixed + macs * c.updates * c.batch * c.context / 16_384
 
 
 def main() -> None:
@@ -31,7 +49,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=Path, required=True)
     parser.add_argument("--budget", type=float, default=560)
     parser.add_argument("--parallel", type=int, default=3)
-    parser.add_argument("--least", type=float, default=150)
+    parser.add_argument("--rate", type=float, default=0.75, help="seconds for 1e9 of cost")
     parser.add_argument("--data", type=Path, default=Path("gpu_data"))
     parser.add_argument("--out", type=Path, default=os.environ.get("OUT", "."))
     parser.add_argument("--set", default="{}", help="overrides for all jobs, as JSON")
@@ -52,11 +70,21 @@ def main() -> None:
         "PYTORCH_ALLOC_CONF": "expandable_segments:True",
         "PYTHONUNBUFFERED": "1",
     }
-    running: dict[subprocess.Popen, tuple[str, Path, float]] = {}
+    running: dict[subprocess.Popen, tuple[dict, Path, float]] = {}
     left = list(jobs)
+    rates: list[float] = []
+    costs = {id(job): cost(job) for job in jobs}
+
+    def choose(seconds: float) -> dict | None:
+        rate = float(np.median(rates)) if rates else args.rate / 1e9
+        # 0.9: the last ones have fewer beside them.
+        return next((job for job in left if 0.9 * rate * costs[id(job)] < seconds), None)
 
     def end(process: subprocess.Popen, how: str) -> None:
-        name, log, start = running.pop(process)
+        job, log, start = running.pop(process)
+        name = job.get("name", "job")
+        if how == "done":
+            rates.append((time.time() - start) / costs[id(job)])
         text = log.read_text(errors="replace")
         if len(text) > 20_000:
             text = text[:6_000] + "\n...\n" + text[-14_000:]
@@ -69,9 +97,8 @@ def main() -> None:
     try:
         while left or running:
             now = time.time() - begun
-            while left and len(running) < args.parallel and now < args.budget - args.least:
-                job = left.pop(0)
-                name = job.get("name", "job")
+            while len(running) < args.parallel and (job := choose(args.budget - now)):
+                left.remove(job)
                 log = work / f"{len(jobs) - len(left)}.log"
                 command = [sys.executable, str(HERE / "probe.py"), "--data", str(work)]
                 command += ["--out", str(args.out / "results.jsonl"), "--json", json.dumps(job)]
@@ -83,15 +110,15 @@ def main() -> None:
                         env=environment,
                         start_new_session=True,
                     )
-                running[process] = (name, log, time.time())
-                print(f"{now:6.0f} s  {name}: started", flush=True)
+                running[process] = (job, log, time.time())
+                print(f"{now:6.0f} s  {job.get('name', 'job')}: started", flush=True)
             for process in list(running):
                 if process.poll() is not None:
                     end(
                         process,
                         "done" if process.returncode == 0 else f"failed ({process.returncode})",
                     )
-            if now > args.budget or (not running and now >= args.budget - args.least):
+            if now > args.budget or not (running or choose(args.budget - now)):
                 break
             time.sleep(0.2)
     finally:
