@@ -1,7 +1,7 @@
 """What the experiments share: cases, one record for each finished run, tables and figures.
 
     TO/results.jsonl            a row for each run: labels, counts, losses, FLOPs, seconds, commit
-    TO/runs/CASE/               its config, environment, result, metrics (thinned) and samples
+    TO/records.jsonl            its config, environment, result, metrics (thinned), samples ...
     TO/wall_time.jsonl          what each call took
     runs/reproduce/NAME/CASE/   the run folder itself, with checkpoints; git ignores it
 
@@ -10,9 +10,7 @@ alone.
 """
 
 import dataclasses
-import fcntl
 import json
-import os
 import shutil
 import statistics
 import tempfile
@@ -29,6 +27,7 @@ from ..train.config import TrainConfig
 from ..train.overrides import override
 from ..train.report import environment, read_metrics
 from ..train.speed import training_flops_per_token
+from .records import Record, locked, put, read, read_lines
 from .training import FAILED, refuse_other_configuration, screen, train_all
 
 KEPT = ("config.json", "environment.json", "result.json", "samples.txt", FAILED)
@@ -50,12 +49,12 @@ class Case:
         return dataclasses.replace(self, cfg=override(self.cfg, assignments))
 
 
-Measure = Callable[[Case, Path, Path], Row]
-"""(case, run folder, record folder) -> further fields of its row. It may leave small files in the
-record folder, for figures that need more than numbers."""
+Measure = Callable[[Case, Path, Record], Row]
+"""(case, run folder, record) -> further fields of its row. It may add small files to the record,
+for figures that need more than numbers."""
 
 
-def nothing_more(case: Case, run: Path, record: Path) -> Row:
+def nothing_more(case: Case, run: Path, record: Record) -> Row:
     return {}
 
 
@@ -77,12 +76,15 @@ def carry_out(
         return rows
     to.mkdir(parents=True, exist_ok=True)
     tempfile.TemporaryFile(dir=to).close()  # better now than after hours of training
-    # A row whose record was removed is to be made again.
-    on_record = {row["case"] for row in rows if (to / "runs" / row["case"]).is_dir()}
-    missing = {case.name: case for case in cases if case.name not in on_record}
+    known, with_row = read(to), {row["case"] for row in rows}
+    missing = {}
     for case in cases:
-        known = run_folder(to, case.name) if case.name in missing else to / "runs" / case.name
-        refuse_other_configuration(case.cfg, known)
+        if case.name in known and case.name in with_row:
+            refuse_other_configuration(case.cfg, known[case.name], f"{case.name} in {to}")
+        else:  # a row whose record was removed is to be made again
+            missing[case.name] = case
+            run = run_folder(to, case.name)
+            refuse_other_configuration(case.cfg, Record.of(run, KEPT), str(run))
     screen.print(f"{len(cases):,} runs, {len(cases) - len(missing):,} of them on record in {to}")
     began, recorded = time.perf_counter(), 0
     todo = [(case.cfg, run_folder(to, case.name)) for case in missing.values()]
@@ -106,51 +108,28 @@ def run_folder(to: Path, case: str) -> Path:
 
 
 def read_rows(to: Path) -> list[Row]:
-    path = to / "results.jsonl"
-    lines = path.read_bytes().splitlines() if path.exists() else []
-    return [read_row(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
-
-
-def read_row(line: bytes, where: str) -> Row:
-    try:
-        row = json.loads(line)
-        if isinstance(row, dict) and "case" in row:
-            return row
-        problem = "it names no case"
-    except ValueError as error:
-        problem = str(error)
-    raise ValueError(
-        f"{where}: no row of results ({problem}); delete this line, and its run will be recorded "
-        "again"
-    )
+    return list(read_lines(to / "results.jsonl").values())
 
 
 def put_rows(to: Path, rows: Iterable[Row]) -> list[Row]:
     """Write these rows into the file, in place of those of the same cases; returns all. Other
     processes may do so at the same time: the folder is locked meanwhile."""
-    folder = os.open(to, os.O_RDONLY)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
+    with locked(to):
         found = {row["case"]: row for row in [*read_rows(to), *rows]}
         text = "".join(json.dumps(row) + "\n" for row in found.values())
         write_atomically(to / "results.jsonl", text)
-    finally:
-        os.close(folder)
     return list(found.values())
 
 
 def keep_record(case: Case, run: Path, to: Path, measure: Measure, packed: int) -> Row:
-    record = to / "runs" / case.name
-    record.mkdir(parents=True, exist_ok=True)
-    for name in KEPT:
-        if (run / name).exists():
-            shutil.copyfile(run / name, record / name)
-    timed = with_seconds(read_metrics(run), case.cfg)
+    """The row, still to be written; its record is."""
+    record, timed = Record.of(run, KEPT), with_seconds(read_metrics(run), case.cfg)
     text = "".join(json.dumps(entry) + "\n" for entry in thinned(timed))
-    write_atomically(record / "metrics.jsonl", text)
-    row = {"case": case.name, **case.labels, **facts(case.cfg, run, timed), "packed": packed}
+    record.files["metrics.jsonl"] = text.encode()
+    row = {"case": case.name, **case.labels, **facts(case.cfg, record, timed), "packed": packed}
     if "error" not in row:
         row |= measure(case, run, record)
+    put(to, {case.name: record})
     return row
 
 
@@ -185,10 +164,10 @@ def thinned(entries: Sequence[Row]) -> list[Row]:
     return [entry for entry in entries if "val_loss" in entry or id(entry) in kept]
 
 
-def facts(cfg: TrainConfig, run: Path, timed: Sequence[Row]) -> Row:
+def facts(cfg: TrainConfig, record: Record, timed: Sequence[Row]) -> Row:
     """What every experiment's rows hold. Estimates are means over random windows, the last one's
     and the best one's; val_loss_full is over every token of the split, at the last iteration."""
-    origin = json.loads((run / "environment.json").read_text())
+    origin = record.read("environment.json")
     tokens = cfg.iterations * cfg.batch * cfg.model.context
     together = cfg.batch // cfg.accumulation
     row: Row = {
@@ -203,9 +182,9 @@ def facts(cfg: TrainConfig, run: Path, timed: Sequence[Row]) -> Row:
         "commit": origin["commit"],
         "gpu": origin["gpu"],
     }
-    if (run / FAILED).exists():
-        return row | json.loads((run / FAILED).read_text())
-    result = json.loads((run / "result.json").read_text())
+    if FAILED in record:
+        return row | record.read(FAILED)
+    result = record.read("result.json")
     estimates = [entry for entry in timed if "val_loss" in entry]
     row |= {
         "parameters": result["parameters"]["total"],

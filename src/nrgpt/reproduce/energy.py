@@ -2,6 +2,8 @@
 for 64 tokens of the validation split, with ||x|| beside them: where x grows, g slows down whether
 or not anything has converged."""
 
+import dataclasses
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,10 +20,12 @@ from ..train.overrides import replace
 from ..train.presets import PRESETS
 from ..train.runs import load_run
 from .common import Case, Row, carry_out, failures, grouped, markdown, write_text
+from .records import Record, read
 
 TOKENS = 64
 FILE = "trajectory.npz"
-KEPT = ("energy_total", "energy_attention", "energy_feedforward", "size", "move", "loss", "idx")
+BESIDE = ("size", "move", "loss", "idx")
+"""What is kept beside the energies."""
 
 OURS: dict[str, Any] = {
     "data.listops.numbers": 10, "data.listops.modulus": 10, "model.vocab_size": 17,
@@ -68,14 +72,17 @@ def cases(recipe: str = "ours", seeds: int = 1, quick: bool = False) -> list[Cas
     return found
 
 
-def measure(case: Case, run: Path, record: Path) -> Row:
+def measure(case: Case, run: Path, record: Record) -> Row:
     """Watch the tokens in double precision (late steps change little), and keep what is drawn."""
     loaded = load_run(run, case.cfg.iterations, device=device_named("auto"))
     length = min(TOKENS, case.cfg.model.context)
     tokens = torch.from_numpy(loaded.dataset().tokens("val").read(0, length + 1))
     text = tokens.to(loaded.model.tokens.device)[None]
     seen = trajectory(loaded.model.double(), text[:, :-1], text[:, 1:])
-    seen.save(record / FILE, KEPT)
+    buffer, arrays = io.BytesIO(), seen.arrays()
+    kept = {n: a for n, a in arrays.items() if n.startswith("energy_") or n in BESIDE}
+    np.savez_compressed(buffer, **kept)  # type: ignore[arg-type]  # allow_pickle is no array
+    record.files[FILE] = buffer.getvalue()
     total = seen.energies["total"][:, 0]
     changes = total.diff(dim=0)
     late = changes[len(changes) // 2 :]
@@ -92,32 +99,23 @@ def measure(case: Case, run: Path, record: Path) -> Row:
 
 def reproduce(cases: Sequence[Case], to: Path, **options: Any) -> list[Path]:
     rows = carry_out(cases, to, measure, **options)
-    files, orders = [], {}
+    files, orders, records = [], {}, read(to)
     for (name,) in grouped(rows, "case"):
-        seen = read(to / "runs" / name / FILE)
+        seen = watched(records[name])
         orders[name] = settling_order(seen.energies["total"])
         files += save(energy_figure(seen), to / name, ("png",))
     return [*files, write_text(to / "energies.md", table(rows, orders))]
 
 
-def read(path: Path) -> Trajectory:
+def watched(record: Record) -> Trajectory:
     """What ``measure`` kept, as the figure takes it."""
-    with np.load(path) as arrays:
+    with np.load(io.BytesIO(record.files[FILE])) as arrays:
         tensors = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
-    terms = ("attention", "feedforward", "total")
-    return Trajectory(
-        idx=tensors["idx"],
-        targets=None,
-        trained_steps=len(tensors["size"]) - 1,
-        energies={name: tensors[f"energy_{name}"] for name in terms},
-        force=None,
-        size=tensors["size"],
-        move=tensors["move"],
-        entropy=None,
-        loss=tensors["loss"],
-        top_tokens=None,
-        top_probabilities=None,
-    )
+    fields: dict[str, Any] = dict.fromkeys(field.name for field in dataclasses.fields(Trajectory))
+    fields |= {name: tensors.pop(name) for name in BESIDE}
+    terms = {name.removeprefix("energy_"): energy for name, energy in tensors.items()}
+    terms["total"] = terms.pop("total")  # drawn last
+    return Trajectory(**fields | {"energies": terms, "trained_steps": len(fields["size"]) - 1})
 
 
 def table(rows: Sequence[Row], orders: Mapping[str, float]) -> str:

@@ -1,9 +1,8 @@
 """Shakespeare's characters: losses against parameters, the table of best configurations, whether
 models overfit in long training, and our recipe against baselines that have it too."""
 
-import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,10 @@ from ..train.distributed import device_named
 from ..train.overrides import replace
 from ..train.precision import autocast
 from ..train.presets import GRIDS, MODELS, PRESETS
-from ..train.report import read_metrics
 from ..train.runs import load_run
 from . import texts
 from .common import Case, Row, carry_out, failures, grouped, markdown, means, spread, write_text
+from .records import Record, read
 
 TITLES = {
     "gpt": "GPT",
@@ -127,11 +126,11 @@ def shrink(
     return found
 
 
-def measure(case: Case, run: Path, record: Path, *, samples: int, words: int) -> Row:
+def measure(case: Case, run: Path, record: Record, *, samples: int, words: int) -> Row:
     """The whole split at the best checkpoint too; texts where a table has their metrics."""
     device = device_named("auto")
     best = load_run(run, device=device)
-    loss = json.loads((run / "result.json").read_text())["val_loss_full"]
+    loss = record.read("result.json")["val_loss_full"]
     if best.step != case.cfg.iterations:
         with autocast(case.cfg, torch.device(device)):
             loss = split_loss(best.model, best.dataset(verify=False).tokens("val")).loss
@@ -161,7 +160,7 @@ def reproduce(
         if part == "scaling":
             files += save(scaling_figure(own, recipe), to / f"scaling-{recipe}", ("png",))
         if part == "long":
-            figure = overfitting_figure(own, to / "runs")
+            figure = overfitting_figure(own, read(to))
             files += save(figure, to / f"overfitting-{recipe}", ("png",))
         files.append(write_text(to / f"{part}-{recipe}.md", table(own, part, recipe)))
     return files
@@ -218,7 +217,7 @@ def best_configurations(rows: Sequence[Row]) -> list[Row]:
     return [row for runs in best for row in runs]
 
 
-def overfitting_figure(rows: Sequence[Row], records: Path) -> Any:
+def overfitting_figure(rows: Sequence[Row], records: Mapping[str, Record]) -> Any:
     """Estimates over the iterations, and one against the other. A wide GPT's validation loss leaves
     the picture: where the others differ is what it shows."""
     figure = new_figure(15, 4.2)
@@ -227,7 +226,8 @@ def overfitting_figure(rows: Sequence[Row], records: Path) -> Any:
     least = min((row["best_val_loss"] for _, own in groups for row in own), default=0.0)
     for (kind,), own in groups:
         for row in own:
-            entries = [e for e in read_metrics(records / row["case"]) if "val_loss" in e]
+            metrics = records[row["case"]].read("metrics.jsonl")
+            entries = [entry for entry in metrics if "val_loss" in entry]
             steps, training, validation = (
                 [entry[key] for entry in entries] for key in ("step", "train_loss", "val_loss")
             )

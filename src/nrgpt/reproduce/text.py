@@ -2,9 +2,8 @@
 for all; and what the paper's own run would cost."""
 
 import dataclasses
-import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,6 +38,7 @@ from .common import (
     usual_speed,
     write_text,
 )
+from .records import Record, put, read
 from .training import screen
 
 ROWS = {
@@ -108,7 +108,7 @@ def cases(
 def measure(
     case: Case,
     run: Path,
-    record: Path,
+    record: Record,
     *,
     held_out: Path | None,
     mmlu: Path | None,
@@ -118,7 +118,7 @@ def measure(
     """Bits per byte, the held-out dataset, MMLU, and texts to measure and to read side by side."""
     device = device_named("auto")
     loaded = load_run(run, case.cfg.iterations, device=device)
-    result = json.loads((run / "result.json").read_text())
+    result = record.read("result.json")
     names = ("val_loss_full", "val_loss_full_tokens", "val_loss_full_least_context")
     whole = SplitLoss(*(result[name] for name in names))
     row: Row = {"bits": in_bits(whole, loaded.dataset(verify=False))["bits"]}
@@ -146,7 +146,10 @@ def completed(
         said = f"{row['case']}: on record without {', '.join(lacks)}, and {run} has no checkpoint"
         screen.print(said, highlight=False, soft_wrap=True)
         return row
-    return row | measured(own[0], run, to / "runs" / row["case"])
+    record = read(to)[row["case"]]
+    row = row | measured(own[0], run, record)
+    put(to, {row["case"]: record})
+    return row
 
 
 def check_mmlu(cases: Sequence[Case], folder: Path) -> None:
@@ -193,13 +196,13 @@ def reproduce(
     files = []
     for (recipe,) in grouped(rows, "recipe"):
         own = [row for row in rows if row["recipe"] == recipe]
-        files += save(curves(own, to / "runs"), to / f"losses-{recipe}", ("png",))
+        files += save(curves(own, read(to)), to / f"losses-{recipe}", ("png",))
         files.append(write_text(to / f"table-{recipe}.md", table(own, recipe)))
         files.append(write_text(to / f"samples-{recipe}.md", side_by_side(own)))
     return [*files, write_text(to / "full_run.md", full_run(rows, throughput))]
 
 
-def curves(rows: Sequence[Row], records: Path) -> Any:
+def curves(rows: Sequence[Row], records: Mapping[str, Record]) -> Any:
     """Losses against tokens, FLOPs and seconds: validation (estimates), and faintly those of the
     batches, whose tokens are the same for all models."""
     figure = new_figure(13, 4)
@@ -208,7 +211,7 @@ def curves(rows: Sequence[Row], records: Path) -> Any:
     for row in rows:
         if "error" in row:
             continue
-        entries = read_metrics(records / row["case"])
+        entries = records[row["case"]].read("metrics.jsonl")
         style = "--" if "as many" in row["model"] else "-"
         for key, look in (
             ("val_loss", {"marker": "o", "markersize": 3}),

@@ -9,10 +9,10 @@ from typing import Any
 from ..evaluate.extras import MissingExtra
 from ..evaluate.samples import human_texts, model_texts
 from ..evaluate.text import TITLES, Measure, distinct_n, measures_to_load, text_metrics
-from ..files import write_atomically
 from ..train.distributed import device_named
 from ..train.runs import Run
 from .common import Row, put_rows
+from .records import Record, read
 from .training import screen
 
 FILE = "texts.json"
@@ -33,14 +33,14 @@ def measures_here(judge: str | None, device: str) -> dict[str, Measure]:
     return found
 
 
-def keep_texts(run: Run, record: Path, *, samples: int, words: int) -> list[str]:
+def keep_texts(run: Run, record: Record, *, samples: int, words: int) -> list[str]:
     """Texts of one length, the model's and people's, in the run's record: they can be measured
     wherever there is what that needs. Returns the model's."""
     tokens = run.dataset(verify=False).tokens("val")
     written = model_texts(run, number=samples, words=words)
     read = human_texts(tokens, run.tokenizer, number=samples, words=words)
     kept = {"words": words, "model": written, "people": read}
-    write_atomically(record / FILE, json.dumps(kept, indent=1) + "\n")
+    record.files[FILE] = json.dumps(kept, indent=1).encode()
     return written
 
 
@@ -52,24 +52,22 @@ def with_metrics(rows: list[Row], to: Path, judge: str | None, quick: bool = Fal
         measured = row.get("metrics", {}).get("model", {})
         by = row.get("metrics_settings", {}).get("judge")
         is_whole = all(name in measured for name in METRICS)
-        has_texts = (to / "runs" / row["case"] / FILE).exists()
+        has_texts = FILE in records.get(row["case"], ())
         return has_texts and not (is_whole and (judge is None or by == Path(judge).name))
 
+    records = read(to)
     if not any(map(lacks, rows)):
         return rows
     measures = {} if quick else measures_here(judge, device_named("auto"))
     rows = [
-        measured_again(row, to / "runs" / row["case"] / FILE, measures, judge)
-        if lacks(row)
-        else row
+        measured_again(row, records[row["case"]].read(FILE), measures, judge) if lacks(row) else row
         for row in rows
     ]
     return put_rows(to, rows)
 
 
-def measured_again(row: Row, path: Path, measures: dict[str, Measure], judge: str | None) -> Row:
+def measured_again(row: Row, kept: Row, measures: dict[str, Measure], judge: str | None) -> Row:
     """A row with {"metrics": means over texts by whose they are, ...}, new ones over old ones."""
-    kept = json.loads(path.read_text())
     texts = {who: kept[who] for who in ("model", "people")}
     found: dict[str, dict[str, float]] = {}
     try:
