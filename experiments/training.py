@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from nrgpt.check import from_dict
-from nrgpt.reproduce.common import Row, facts, with_seconds
+from nrgpt.reproduce.common import facts, with_seconds
 from nrgpt.reproduce.records import Record
+from nrgpt.reproduce.tables import Row
 from nrgpt.train.config import TrainConfig
 from nrgpt.train.data import open_dataset, prepare_dataset
 from nrgpt.train.optim import make_optimisers, rate_at, set_rate

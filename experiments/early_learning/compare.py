@@ -14,7 +14,7 @@ import typer
 
 from experiments import training
 from nrgpt.model.network import LanguageModel
-from nrgpt.reproduce.common import markdown, write_text
+from nrgpt.reproduce.tables import markdown, write_text
 from nrgpt.train.overrides import override
 from nrgpt.train.presets import PRESETS
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from experiments import training
 from nrgpt.model.network import LanguageModel
-from nrgpt.reproduce.common import grouped, markdown, write_text
+from nrgpt.reproduce.tables import grouped, markdown, write_text
 from nrgpt.train.config import TrainConfig
 from nrgpt.train.overrides import override
 from nrgpt.train.presets import CERTIFIED, PRESETS

@@ -9,8 +9,8 @@ from pathlib import Path
 from experiments.training import of_record
 
 from nrgpt.dynamics.figures import new_figure, save
-from nrgpt.reproduce.common import markdown, write_text
 from nrgpt.reproduce.records import read
+from nrgpt.reproduce.tables import markdown, write_text
 
 HERE = Path(__file__).parent
 TITLES = {

@@ -21,7 +21,7 @@ from torch import Tensor
 from experiments import training
 from nrgpt.data.shards import Dataset
 from nrgpt.model.network import LanguageModel
-from nrgpt.reproduce.common import markdown, write_text
+from nrgpt.reproduce.tables import markdown, write_text
 from nrgpt.train.config import TrainConfig
 from nrgpt.train.overrides import override
 from nrgpt.train.presets import PRESETS

@@ -8,8 +8,8 @@ import torch
 from nrgpt.check import from_dict
 from nrgpt.model.config import ModelConfig
 from nrgpt.model.network import LanguageModel
-from nrgpt.reproduce.common import markdown, write_text
 from nrgpt.reproduce.records import read
+from nrgpt.reproduce.tables import markdown, write_text
 
 HERE = Path(__file__).parent
 

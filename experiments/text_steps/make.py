@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from nrgpt.reproduce.common import Row, markdown, read_rows, write_text
+from nrgpt.reproduce.common import read_rows
 from nrgpt.reproduce.records import Record, read
+from nrgpt.reproduce.tables import Row, markdown, write_text
 
 HERE = Path(__file__).parent
 TEXT = HERE.parent / "text"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from nrgpt import LanguageModel
-from nrgpt.reproduce import common, records
+from nrgpt.reproduce import common, records, tables
 from nrgpt.reproduce.listops import transition_of
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
@@ -70,7 +70,7 @@ def test_listops_transition():
     found = transition_of(rows)
     assert found.parameters <= 12_000
     assert f"**{found.parameters:,.0f}**" in RESULTS
-    assert min(len(own) for own in common.grouped(rows, "width").values()) == 3
+    assert min(len(own) for own in tables.grouped(rows, "width").values()) == 3
 
 
 def test_text_at_equal_parameters():

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from nrgpt.cli import app
-from nrgpt.reproduce import common, energy, flops, listops, records, training
+from nrgpt.reproduce import common, energy, flops, listops, records, tables, training
 from nrgpt.reproduce.fit import find_transition, interpolated
 from nrgpt.train.faults import DIVERGED, INTERRUPTED, Interrupt, TrainingError
 from nrgpt.train.speed import counted_flops_per_token
@@ -243,8 +243,8 @@ def test_a_run_that_diverges_is_a_row_without_a_loss(tmp_path, monkeypatch):
     run.mkdir(parents=True)
     (row,) = common.carry_out(case, tmp_path / "to")
     assert row["error"] == "step 3: loss nan"
-    assert common.grouped([row], "model") == {}
-    assert "s0" in common.failures([row])
+    assert tables.grouped([row], "model") == {}
+    assert "s0" in tables.failures([row])
     assert common.carry_out(case, tmp_path / "to") == [row]
 
 

@@ -12,7 +12,6 @@ alone.
 import dataclasses
 import json
 import shutil
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,19 +21,19 @@ from typing import Any
 
 import numpy as np
 
+from ..check import check_choice
 from ..files import write_atomically
 from ..train.config import TrainConfig
-from ..train.overrides import override
+from ..train.overrides import override, replace
 from ..train.report import environment, read_metrics
 from ..train.speed import training_flops_per_token
 from .records import Record, locked, put, read, read_lines
+from .tables import Row
 from .training import FAILED, refuse_other_configuration, screen, train_all
 
 KEPT = ("config.json", "environment.json", "result.json", "samples.txt", FAILED)
 LINES = 50
 """Most lines of metrics.jsonl that a record keeps beside those with a validation loss."""
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -47,6 +46,18 @@ class Case:
 
     def changed(self, assignments: Sequence[str]) -> "Case":
         return dataclasses.replace(self, cfg=override(self.cfg, assignments))
+
+    def with_seeds(self, number: int) -> "list[Case]":
+        return [
+            Case(f"{self.name}-s{seed}", replace(self.cfg, {"seed": seed}), self.labels)
+            for seed in range(number)
+        ]
+
+
+def suffix_of(recipe: str) -> str:
+    """Of the presets of a recipe."""
+    check_choice("recipe", recipe, ["ours", "paper"])
+    return "_paper" if recipe == "paper" else ""
 
 
 Measure = Callable[[Case, Path, Record], Row]
@@ -213,44 +224,3 @@ def note_wall_time(to: Path, runs: int, processes: int, seconds: float) -> None:
     entry |= {name: origin[name] for name in ("command", "commit", "gpu", "torch")}
     with (to / "wall_time.jsonl").open("a") as file:
         file.write(json.dumps(entry) + "\n")
-
-
-# From records to tables --------------------------------------------------------------------------
-
-
-def grouped(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
-    """Rows with equal labels, in the order of their first ones. Runs that failed are left out."""
-    groups: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
-        if "error" not in row:
-            groups.setdefault(tuple(row.get(name) for name in names), []).append(row)
-    return groups
-
-
-def means(rows: Iterable[Row], x: str, y: str) -> tuple[list[float], list[float]]:
-    """Means over rows of equal x, for lines in figures."""
-    points = sorted((key, [row[y] for row in own]) for (key,), own in grouped(rows, x).items())
-    return [point[0] for point in points], [statistics.fmean(point[1]) for point in points]
-
-
-def spread(values: Sequence[float], digits: int = 4) -> str:
-    """Mean and standard deviation, as tables show them."""
-    mean = f"{statistics.fmean(values):.{digits}f}"
-    return f"{mean} ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else mean
-
-
-def markdown(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    lines = [list(headings), ["---"] * len(headings), *([str(cell) for cell in r] for r in rows)]
-    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
-
-
-def write_text(path: Path, text: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, text)
-    return path
-
-
-def failures(rows: Iterable[Row]) -> str:
-    """A line for tables: nothing is left out silently."""
-    names = [row["case"] for row in rows if "error" in row]
-    return f"\nDiverged, and in no mean: {', '.join(names)}.\n" if names else ""

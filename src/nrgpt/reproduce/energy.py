@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..check import check_choice
 from ..dynamics.convergence import settling_order
 from ..dynamics.figures import energy_figure, save
 from ..dynamics.trajectory import Trajectory, trajectory
@@ -19,8 +18,9 @@ from ..train.distributed import device_named
 from ..train.overrides import replace
 from ..train.presets import PRESETS
 from ..train.runs import load_run
-from .common import Case, Row, carry_out, failures, grouped, markdown, write_text
+from .common import Case, carry_out, suffix_of
 from .records import Record, read
+from .tables import Column, Row, failures, grouped, of_first, table, write_text
 
 TOKENS = 64
 FILE = "trajectory.npz"
@@ -54,7 +54,7 @@ QUICK: dict[str, Any] = {
 
 
 def cases(recipe: str = "ours", seeds: int = 1, quick: bool = False) -> list[Case]:
-    check_choice("recipe", recipe, ["ours", "paper"])
+    suffix_of(recipe)
     found = []
     for steps in (30, 100):
         cfg = PRESETS[f"energy_{steps}_steps_paper"]()
@@ -62,13 +62,9 @@ def cases(recipe: str = "ours", seeds: int = 1, quick: bool = False) -> list[Cas
             usual = PRESETS["listops_nrgpt_ff2w"]()
             cfg = replace(cfg, {"optimiser": usual.optimiser, "iterations": usual.iterations})
             cfg = replace(cfg, {**OURS, **OURS_BY_STEPS[steps]})
-        if quick:
-            cfg = replace(cfg, QUICK)
+        cfg = replace(cfg, QUICK if quick else {})
         labels = {"recipe": recipe, "rate": cfg.model.rate}
-        found += [
-            Case(f"{recipe}-{steps}-steps-s{seed}", replace(cfg, {"seed": seed}), labels)
-            for seed in range(seeds)
-        ]
+        found += Case(f"{recipe}-{steps}-steps", cfg, labels).with_seeds(seeds)
     return found
 
 
@@ -104,7 +100,7 @@ def reproduce(cases: Sequence[Case], to: Path, **options: Any) -> list[Path]:
         seen = watched(records[name])
         orders[name] = settling_order(seen.energies["total"])
         files += save(energy_figure(seen), to / name, ("png",))
-    return [*files, write_text(to / "energies.md", table(rows, orders))]
+    return [*files, write_text(to / "energies.md", energy_table(rows, orders))]
 
 
 def watched(record: Record) -> Trajectory:
@@ -118,30 +114,23 @@ def watched(record: Record) -> Trajectory:
     return Trajectory(**fields | {"energies": terms, "trained_steps": len(fields["size"]) - 1})
 
 
-def table(rows: Sequence[Row], orders: Mapping[str, float]) -> str:
-    lines = []
-    for (name,), (row,) in grouped(rows, "case").items():
-        low, high = row["interval"]
-        share = row["last_change"]
-        lines.append(
-            [
-                name,
-                row["rate"],
-                f"{row['iterations']:,}",
-                f"{row['accuracy']:.1%} ({low:.1%} - {high:.1%})",
-                f"{row['lower_at_the_end']:.0%} of {row['watched_tokens']}",
-                f"{row['rising_steps']:.1%}",
-                f"{row['rising_late_steps']:.1%}",
-                f"{share:.2%}",
-                f"{orders[name]:.2f}",
-                f"{row['size_first']:.1f} → {row['size_last']:.1f}",
-            ]
-        )
-    headings = [
-        "run", "eta", "iterations", "accuracy (95 % interval)", "tokens that end lower",
-        "steps that raise an energy", "the same, second half", "last step's share",
-        "settling order", "mean ‖x‖",
-    ]  # fmt: skip
+def energy_table(rows: Sequence[Row], orders: Mapping[str, float]) -> str:
+    columns: dict[str, Column] = {
+        "run": of_first("case"),
+        "eta": of_first("rate"),
+        "iterations": of_first("iterations", "{:,}"),
+        "accuracy (95 % interval)": lambda own: (
+            "{accuracy:.1%} ({interval[0]:.1%} - {interval[1]:.1%})".format(**own[0])
+        ),
+        "tokens that end lower": lambda own: "{lower_at_the_end:.0%} of {watched_tokens}".format(
+            **own[0]
+        ),
+        "steps that raise an energy": of_first("rising_steps", "{:.1%}"),
+        "the same, second half": of_first("rising_late_steps", "{:.1%}"),
+        "last step's share": of_first("last_change", "{:.2%}"),
+        "settling order": lambda own: f"{orders[own[0]['case']]:.2f}",
+        "mean ‖x‖": lambda own: "{size_first:.1f} → {size_last:.1f}".format(**own[0]),
+    }
     said = (
         "# Energies over the steps\n\nThe first tokens of the validation split, over the steps "
         "that the models were trained with. The last step's share is its mean change of a token's "
@@ -151,4 +140,4 @@ def table(rows: Sequence[Row], orders: Mapping[str, float]) -> str:
         "its end (1: one after the other; for 64 tokens, chance gives more than 0.25 in one case "
         "of forty).\n\n"
     )
-    return said + markdown(headings, lines) + failures(rows)
+    return said + table(columns, grouped(rows, "case").values()) + failures(rows)

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from ..check import check_choice
 from ..data.shards import Dataset
 from ..dynamics.figures import new_figure, save
 from ..evaluate.mmlu import ask, introduction, pooled, standard_error, subjects_of
@@ -24,21 +23,20 @@ from ..train.presets import PRESETS
 from ..train.report import read_metrics
 from ..train.runs import load_run
 from . import texts
-from .common import (
-    Case,
-    Measure,
+from .common import Case, Measure, carry_out, put_rows, run_folder, suffix_of, usual_speed
+from .records import Record, put, read
+from .tables import (
+    Column,
     Row,
-    carry_out,
     failures,
     grouped,
     markdown,
-    put_rows,
-    run_folder,
+    of_first,
     spread,
-    usual_speed,
+    spread_of,
+    table,
     write_text,
 )
-from .records import Record, put, read
 from .training import screen
 
 ROWS = {
@@ -71,12 +69,10 @@ def cases(
 ) -> list[Case]:
     """``data`` is a prepared dataset. Every model sees ``tokens`` tokens, in the same order for the
     same seed."""
-    check_choice("recipe", recipe, ["ours", "paper"])
-    form = "_paper" if recipe == "paper" else ""
-    found = []
+    suffix, found = suffix_of(recipe), []
     for title, preset in ROWS.items():
         changes = {"data.folder": str(data), "batch": BATCH, "accumulation": 1, "graph": True}
-        cfg = replace(PRESETS[preset + form](), changes)
+        cfg = replace(PRESETS[preset + suffix](), changes)
         if recipe == "ours":
             cfg = replace(cfg, {"optimiser.lr": RATE})
         if quick:
@@ -84,24 +80,14 @@ def cases(
             vocabulary = Dataset.open(data).vocab_size
             cfg = replace(cfg, {**QUICK, "model.width": width, "model.vocab_size": vocabulary})
         iterations = max(20, round(tokens / (cfg.batch * cfg.model.context)))
-        cfg = replace(
-            cfg,
-            {
-                "iterations": iterations,
-                "optimiser.warmup": min(cfg.optimiser.warmup, iterations // 10),
-                "eval_every": max(1, iterations // 20 // cfg.log_every) * cfg.log_every,
-                "save_every": max(1, iterations // 4),
-            },
-        )
-        name = preset.removeprefix("owt_")
-        found += [
-            Case(
-                f"{recipe}-{name}-s{seed}",
-                replace(cfg, {"seed": seed}),
-                {"recipe": recipe, "model": title},
-            )
-            for seed in range(seeds)
-        ]
+        changes = {
+            "iterations": iterations,
+            "optimiser.warmup": min(cfg.optimiser.warmup, iterations // 10),
+            "eval_every": max(1, iterations // 20 // cfg.log_every) * cfg.log_every,
+            "save_every": max(1, iterations // 4),
+        }
+        name, labels = preset.removeprefix("owt_"), {"recipe": recipe, "model": title}
+        found += Case(f"{recipe}-{name}", replace(cfg, changes), labels).with_seeds(seeds)
     return found
 
 
@@ -197,7 +183,7 @@ def reproduce(
     for (recipe,) in grouped(rows, "recipe"):
         own = [row for row in rows if row["recipe"] == recipe]
         files += save(curves(own, read(to)), to / f"losses-{recipe}", ("png",))
-        files.append(write_text(to / f"table-{recipe}.md", table(own, recipe)))
+        files.append(write_text(to / f"table-{recipe}.md", loss_table(own, recipe)))
         files.append(write_text(to / f"samples-{recipe}.md", side_by_side(own)))
     return [*files, write_text(to / "full_run.md", full_run(rows, throughput))]
 
@@ -242,39 +228,31 @@ def curves(rows: Sequence[Row], records: Mapping[str, Record]) -> Any:
     return figure
 
 
-def table(rows: Sequence[Row], recipe: str) -> str:
+def loss_table(rows: Sequence[Row], recipe: str) -> str:
     measured = [row for row in rows if "metrics" in row]
-    metrics, lines = texts.columns(measured), []
     outside = [row for row in measured if "held_out" in row]
-    asked = any("mmlu" in row for row in rows)
-    for (title,), own in grouped(rows, "model").items():
-        first = own[0]
-        line: list[Any] = [title, first["width"], first["heads"], first["steps"]]
-        line += [f"{first[f'parameters_{kind}'] / 1e6:.2f}M" for kind in ("tied", "untied")]
-        line += [
-            len(own),
-            *(spread([row[key] for row in own]) for key in ("train_loss", "val_loss")),
-        ]
-        line += [spread([row["val_loss_full"] for row in own])]
-        line += [spread([row["bits"] for row in own]) if first["bits"] is not None else "-"]
-        if outside:
-            losses = [row["held_out"]["loss"] for row in own if "held_out" in row]
-            line.append(spread(losses) if losses else "-")
-        line += [f"{first['training_flops']:.3g}", f"{first['seconds']:,.0f}"]
-        if asked:
-            line.append(mmlu_of(own))
-        line += [texts.mean_of(own, "model", name) for name in metrics]
-        lines.append(line)
-    if metrics:
-        people = [texts.mean_of(measured, "people", name) for name in metrics]
-        lines.append(["people", *[""] * (len(lines[0]) - 1 - len(metrics)), *people])
-    headings = [
-        "model", "D", "heads", "steps", "tied", "untied", "seeds", "training, estimate",
-        "validation, estimate", "validation, whole split", "bits per byte or character",
-        *(["held out, whole split"] if outside else []), "training FLOPs", "seconds",
-        *(["MMLU ± standard error (chance: 25 %)"] if asked else []),
-        *(texts.heading(name, measured) for name in metrics),
-    ]  # fmt: skip
+    columns: dict[str, Column] = {
+        "model": of_first("model"),
+        "D": of_first("width"),
+        "heads": of_first("heads"),
+        "steps": of_first("steps"),
+        "tied": lambda own: f"{own[0]['parameters_tied'] / 1e6:.2f}M",
+        "untied": lambda own: f"{own[0]['parameters_untied'] / 1e6:.2f}M",
+        "seeds": len,
+        "training, estimate": spread_of("train_loss"),
+        "validation, estimate": spread_of("val_loss"),
+        "validation, whole split": spread_of("val_loss_full"),
+        "bits per byte or character": lambda own: (
+            spread([row["bits"] for row in own]) if own[0]["bits"] is not None else "-"
+        ),
+    }
+    if outside:
+        columns["held out, whole split"] = held_out_of
+    columns["training FLOPs"] = of_first("training_flops", "{:.3g}")
+    columns["seconds"] = of_first("seconds", "{:,.0f}")
+    if any("mmlu" in row for row in rows):
+        columns["MMLU ± standard error (chance: 25 %)"] = mmlu_of
+    columns |= texts.metric_columns(measured)
     seen = " or ".join(f"{tokens:,}" for tokens in sorted({row["tokens"] for row in rows}))
     said = (
         f"# Text, recipe: {recipe}\n\nEvery model saw {seen} tokens. "
@@ -284,7 +262,13 @@ def table(rows: Sequence[Row], recipe: str) -> str:
     if outside:
         names = sorted({row["held_out"]["dataset"] for row in outside})
         said += f"Held out: {', '.join(names)}, of which nothing was trained on.\n\n"
-    return said + markdown(headings, lines) + failures(rows)
+    people, groups = texts.people(measured, len(columns)), grouped(rows, "model").values()
+    return said + table(columns, groups, *people) + failures(rows)
+
+
+def held_out_of(rows: Sequence[Row]) -> str:
+    losses = [row["held_out"]["loss"] for row in rows if "held_out" in row]
+    return spread(losses) if losses else "-"
 
 
 def mmlu_of(rows: Sequence[Row]) -> str:

@@ -22,6 +22,7 @@ from ..train.packed import shape_of, train_one, train_packed
 from .records import Record
 
 screen = Console()
+SHOWN = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
 
 PACK_BUDGET = 2**28
 """Most of (runs x tokens of a batch x width x steps) in one pack: what its activations grow with.
@@ -137,7 +138,7 @@ def in_processes(packs: list[Pack], processes: int) -> Iterator[Pack]:
     waiting = list(reversed(packs))
     running: dict[subprocess.Popen[bytes], Pack] = {}
     faults = []
-    with Interrupt().watching() as interrupt, progress_bar() as bar:
+    with Interrupt().watching() as interrupt, Progress(*SHOWN, console=screen) as bar:
         task = bar.add_task("runs", total=sum(map(len, packs)))
         try:
             while (waiting or running) and not interrupt.received:
@@ -172,13 +173,3 @@ def start(pack: Pack) -> subprocess.Popen[bytes]:
     with (pack[0][1] / "output.txt").open("ab") as log:
         command = [sys.executable, "-m", "nrgpt.reproduce", *runs]
         return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-
-
-def progress_bar() -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=screen,
-    )
