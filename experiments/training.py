@@ -50,7 +50,8 @@ def train(
         _, loss = model(*batch(t), steps=steps, want_logits=False)
         model.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.optimiser.clip)
+        if cfg.optimiser.clip is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.optimiser.clip)
         for optimiser in optimisers:
             optimiser.step()
         losses.append(loss.item())
@@ -62,7 +63,10 @@ def train(
 @torch.no_grad()
 def mean_loss(model: nn.Module, batch: Batches, number: int) -> float:
     """Over the first batches: the same ones for all models."""
-    return statistics.fmean(model(*batch(t), want_logits=False)[1].item() for t in range(number))
+    model.eval()
+    losses = [model(*batch(t), want_logits=False)[1].item() for t in range(number)]
+    model.train()
+    return statistics.fmean(losses)
 
 
 def learned_parameters(model: nn.Module) -> int:

@@ -11,7 +11,6 @@ import torch
 
 from ..dynamics.figures import new_figure, save
 from ..measure.loss import split_loss
-from ..train.config import TrainConfig
 from ..train.distributed import device_named
 from ..train.overrides import replace
 from ..train.precision import autocast
@@ -86,7 +85,7 @@ QUICK: dict[str, Any] = {
 def cases(recipe: str = "ours", seeds: int = 3, quick: bool = False) -> list[Case]:
     """All parts; ``ours`` is there for our recipe only, and ``table`` for the paper's."""
     suffix = suffix_of(recipe)
-    planned: list[tuple[str, str, str, TrainConfig]] = []
+    found: list[Case] = []
 
     def plan(part: str, kind: str, changes: Mapping[str, Any], rate: str = "") -> None:
         cfg = replace(PRESETS[f"shakespeare_{kind}{suffix}"](), {**PRECISION, **changes})
@@ -94,7 +93,9 @@ def cases(recipe: str = "ours", seeds: int = 3, quick: bool = False) -> list[Cas
             if part == "scaling" and cfg.model.width not in (64, 128):
                 return
             cfg = replace(cfg, {**QUICK, "model.width": 16 if cfg.model.width <= 64 else 32})
-        planned.append((part, kind, f"w{cfg.model.width}{rate}", cfg))
+        labels = {"part": part, "recipe": recipe, "model": kind}
+        name = f"{part}-{recipe}-{kind}-w{cfg.model.width}{rate}"
+        found.extend(Case(name, cfg, labels).with_seeds(seeds))
 
     for kind in MODELS:
         for width in WIDTHS:
@@ -111,16 +112,10 @@ def cases(recipe: str = "ours", seeds: int = 3, quick: bool = False) -> list[Cas
         for kind, width in widths.items():
             certified = LEARNED_ALPHA if kind == "nrgpt_certified" else {}
             plan(f"ours_{size}", kind, {"model.width": width, **REGULARISED[size], **certified})
-    return [
-        case
-        for part, kind, size, cfg in planned
-        for case in Case(
-            f"{part}-{recipe}-{kind}-{size}", cfg, {"part": part, "recipe": recipe, "model": kind}
-        ).with_seeds(seeds)
-    ]
+    return found
 
 
-def measure(case: Case, run: Path, record: Record, *, samples: int, words: int) -> Row:
+def measure(case: Case, run: Path, record: Record, *, quick: bool) -> Row:
     """The whole split at the best checkpoint too; texts where a table has their metrics."""
     device = device_named("auto")
     best = load_run(run, device=device)
@@ -132,7 +127,7 @@ def measure(case: Case, run: Path, record: Record, *, samples: int, words: int) 
     if case.labels["model"] == "nrgpt_certified":
         row["certificate"] = bool(best.model.certificate())
     if case.labels["part"] == "table" or case.labels["part"].startswith("ours"):
-        texts.keep_texts(best, record, samples=samples, words=words)
+        texts.keep_texts(best, record, *texts.amount(quick))
     return row
 
 
@@ -144,9 +139,7 @@ def reproduce(
     quick: bool = False,
     **options: Any,
 ) -> list[Path]:
-    samples, words = (2, 10) if quick else (8, 200)
-    measured = partial(measure, samples=samples, words=words)
-    rows = carry_out(cases, to, measured, **options)
+    rows = carry_out(cases, to, partial(measure, quick=quick), **options)
     rows = texts.with_metrics(rows, to, judge, quick)
     files = []
     for part, recipe in grouped(rows, "part", "recipe"):

@@ -92,14 +92,7 @@ def cases(
 
 
 def measure(
-    case: Case,
-    run: Path,
-    record: Record,
-    *,
-    held_out: Path | None,
-    mmlu: Path | None,
-    samples: int,
-    words: int,
+    case: Case, run: Path, record: Record, *, held_out: Path | None, mmlu: Path | None, quick: bool
 ) -> Row:
     """Bits per byte, the held-out dataset, MMLU, and texts to measure and to read side by side."""
     device = device_named("auto")
@@ -114,7 +107,8 @@ def measure(
             row["held_out"] = in_bits(split_loss(loaded.model, other.tokens("val")), other)
         if mmlu is not None:
             row["mmlu"] = ask(loaded, mmlu, limit=QUESTIONS).as_dict()
-    written = texts.keep_texts(loaded, record, samples=samples, words=words)
+    samples, words = texts.amount(quick)
+    written = texts.keep_texts(loaded, record, samples, words)
     row["texts"] = [first_words(text, words // 2) for text in written[:2]]
     return row | {"tokens_per_second": usual_speed(read_metrics(run))}
 
@@ -170,12 +164,12 @@ def reproduce(
         Dataset.open(held_out)  # before hours of training
     if mmlu is not None:
         check_mmlu(cases, mmlu)
-    samples, words = (2, 10) if quick else (8, 200)
-    measured = partial(measure, held_out=held_out, mmlu=mmlu, samples=samples, words=words)
+    measured = partial(measure, held_out=held_out, mmlu=mmlu, quick=quick)
     rows = carry_out(cases, to, measured, **options)
     wanted = [name for name, at in (("held_out", held_out), ("mmlu", mmlu)) if at is not None]
     if not options.get("plots_only"):
-        rows = put_rows(to, [completed(row, cases, to, wanted, measured) for row in rows])
+        again = [completed(row, cases, to, wanted, measured) for row in rows]
+        rows = put_rows(to, [new for new, row in zip(again, rows, strict=True) if new is not row])
     rows = texts.with_metrics(rows, to, judge, quick)
     order = list(ROWS).index
     rows = sorted(rows, key=lambda row: (order(row["model"]), row["seed"]))
@@ -217,9 +211,8 @@ def curves(rows: Sequence[Row], records: Mapping[str, Record]) -> Any:
     losses = [loss for line in axes[0].lines for loss in line.get_ydata()]
     if losses:  # the first updates, from 11 nats on, would take all the room
         axes[0].set_ylim(min(losses) - 0.1, min(losses) + 3)
-    for axis, name in zip(
-        axes, ("tokens", "FLOPs of training", "seconds of training"), strict=True
-    ):
+    names = ("tokens", "FLOPs of training", "seconds of training")
+    for axis, name in zip(axes, names, strict=True):
         axis.set(xlabel=name)
         axis.grid(alpha=0.25)
     axes[0].set_ylabel("loss (nats; faint: of the batches)")

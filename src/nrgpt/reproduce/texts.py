@@ -57,7 +57,12 @@ def unless_missing(load: Callable[[], T]) -> T | None:
         return None
 
 
-def keep_texts(run: Run, record: Record, *, samples: int, words: int) -> list[str]:
+def amount(quick: bool) -> tuple[int, int]:
+    """How many texts, of how many words."""
+    return (2, 10) if quick else (8, 200)
+
+
+def keep_texts(run: Run, record: Record, samples: int, words: int) -> list[str]:
     """Texts of one length, the model's and people's, in the run's record: they can be measured
     wherever there is what that needs. Returns the model's."""
     tokens = run.dataset(verify=False).tokens("val")
@@ -84,11 +89,11 @@ def with_metrics(rows: list[Row], to: Path, judge: str | None, quick: bool = Fal
         return rows
     measures = COUNTED | grammar_here()
     measures |= {} if quick else measures_here(judge, device_named("auto"))
-    rows = [
-        measured_again(row, records[row["case"]].read(FILE), measures, judge) if lacks(row) else row
-        for row in rows
+    changed = [
+        measured_again(row, records[row["case"]].read(FILE), measures, judge)
+        for row in filter(lacks, rows)
     ]
-    return put_rows(to, rows)
+    return put_rows(to, changed)
 
 
 def measured_again(row: Row, kept: Row, measures: Mapping[str, Measure], judge: str | None) -> Row:
