@@ -1,9 +1,10 @@
 """How fast do models learn at first, by how they begin? One CPU core, two minutes a row.
 
-python compare.py [--iterations N] [NAME ...]   appends to results.jsonl; summary.md is made of it
+python -m experiments.early_learning.compare [--iterations N] [NAME ...]
+
+Appends to results.jsonl; summary.md is made from it.
 """
 
-import json
 import time
 from pathlib import Path
 from typing import Annotated
@@ -11,12 +12,10 @@ from typing import Annotated
 import torch
 import typer
 
+from experiments import training
 from nrgpt.model.network import LanguageModel
-from nrgpt.reproduce.common import markdown, write_text
-from nrgpt.train.data import open_dataset, prepare_dataset
-from nrgpt.train.optim import rate_at
+from nrgpt.reproduce.tables import markdown, write_text
 from nrgpt.train.overrides import override
-from nrgpt.train.packed_step import PackedStep
 from nrgpt.train.presets import PRESETS
 
 HERE = Path(__file__).parent
@@ -63,38 +62,24 @@ def train(name: str, iterations: int) -> None:
     kind, *fields = CASES[name]
     length = (f"iterations={iterations}", f"optimiser.warmup={iterations // 10}")
     cfg = override(PRESETS[f"shakespeare_{kind}"](), [*SETTINGS, *length, *fields])
-    prepare_dataset(cfg.data)
-    dataset = open_dataset(cfg.data, cfg.model.vocab_size)
     torch.manual_seed(cfg.seed)
     model = LanguageModel(cfg.model)
-    step = PackedStep([model], [cfg.optimiser])
-    began, losses = time.perf_counter(), []
-    sizes = {"size": cfg.batch, "context": cfg.model.context}
-    for t in range(iterations):
-        x, y = dataset.tokens("train").batch(seed=cfg.seed, step=t, **sizes)
-        rates = torch.tensor([rate_at(t, iterations, cfg.optimiser)], dtype=torch.float64)
-        loss, _ = step(x[None], y[None], None, rates)
-        losses.append(loss.item())
-    found = []
-    for t in range(40):
-        x, y = dataset.tokens("val").batch(seed=cfg.seed + 1, step=t, **sizes)
-        found.append(step.evaluate(x[None], y[None]).item())
+    began = time.perf_counter()
+    losses = training.train(model, cfg, training.batches(cfg, "train", cfg.seed))
     row = {
         "case": name,
         "iterations": iterations,
         "parameters": model.parameter_counts().tied,
-        "val_loss": sum(found) / len(found),
+        "val_loss": training.mean_loss(model, training.batches(cfg, "val", cfg.seed + 1), 40),
         "train_losses": [round(sum(losses[i : i + 10]) / 10, 4) for i in range(0, iterations, 10)],
         "seconds": round(time.perf_counter() - began),
         "fields": fields,
     }
-    with (HERE / "results.jsonl").open("a") as file:
-        file.write(json.dumps(row) + "\n")
-    print(name, iterations, f"{row['val_loss']:.4f}", flush=True)
+    training.add_row(HERE / "results.jsonl", row)
 
 
 def summarise() -> None:
-    rows = [json.loads(line) for line in (HERE / "results.jsonl").read_text().splitlines()]
+    rows = training.read_rows(HERE / "results.jsonl")
     order = {name: number for number, name in enumerate(CASES)}
     rows.sort(key=lambda row: (row["iterations"], order[row["case"]]))
     lines = [
@@ -109,9 +94,7 @@ def main(
     names: Annotated[list[str] | None, typer.Argument()] = None, iterations: int = 300
 ) -> None:
     torch.set_num_threads(1)
-    for name in names or CASES:
-        if name not in CASES:
-            raise typer.BadParameter(f"{name!r}: must be one of {', '.join(CASES)}")
+    training.check_names(names or CASES, CASES)
     for name in names or CASES:
         train(name, iterations)
     summarise()

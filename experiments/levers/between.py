@@ -1,17 +1,20 @@
 """Between NRGPT and RGPT-parallel, in the setting of levers.py: which of the energy's constraints
 costs what? Only where attention and feed-forward part are both left as they are is it an NRGPT.
 
-python between.py [NAME[:SEED] ...]    appends to between.jsonl; one CPU core, four minutes a row
+python -m experiments.levers.between [NAME[:SEED] ...]
+
+Appends to between.jsonl; one CPU core, four minutes a row.
 """
 
 from typing import Annotated, Any
 
-import levers
 import torch
 import torch.nn.functional as F
 import typer
+from experiments.levers import levers
 from torch import Tensor, nn
 
+from experiments import training
 from nrgpt.model.block import EnergyBlock
 from nrgpt.model.energy import FEEDFORWARD, AttentionEnergy, Readout
 from nrgpt.model.energy.feedforward import FF2W
@@ -138,10 +141,9 @@ def main(runs: Annotated[list[str] | None, typer.Argument()] = None) -> None:
     torch.set_num_threads(1)
     for name, (block, fields) in BETWEEN.items():
         levers.LEVERS[name], levers.OTHER_MODELS[name] = fields, with_block(block)
-    for run in runs or BETWEEN:
-        name, _, seed = run.partition(":")
-        if name not in BETWEEN:
-            raise typer.BadParameter(f"{name!r}: must be one of {', '.join(BETWEEN)}")
+    wanted = [run.partition(":") for run in runs or BETWEEN]
+    training.check_names([name for name, *_ in wanted], BETWEEN)
+    for name, _, seed in wanted:
         levers.train(name, int(seed or 0), to="between.jsonl")
 
 

@@ -1,10 +1,11 @@
 """One change at a time from a small NRGPT on Shakespeare. One CPU core, four minutes a row.
 
-python levers.py [--seeds 0,1] [NAME ...]   appends to results.jsonl; summary.md is made of it
+python -m experiments.levers.levers [--seeds 0,1] [NAME ...]
+
+Appends to results.jsonl; summary.md is made from it.
 """
 
 import copy
-import json
 import statistics
 import time
 from collections.abc import Iterator
@@ -15,11 +16,10 @@ import torch
 import typer
 from torch import Tensor, nn
 
+from experiments import training
 from nrgpt.model.network import LanguageModel
-from nrgpt.reproduce.common import grouped, markdown, write_text
+from nrgpt.reproduce.tables import grouped, markdown, write_text
 from nrgpt.train.config import TrainConfig
-from nrgpt.train.data import open_dataset, prepare_dataset
-from nrgpt.train.optim import make_optimisers, rate_at, set_rate
 from nrgpt.train.overrides import override
 from nrgpt.train.presets import CERTIFIED, PRESETS
 
@@ -152,67 +152,37 @@ def configuration(name: str, seed: int) -> TrainConfig:
 
 def train(name: str, seed: int, to: str = "results.jsonl") -> None:
     cfg = configuration(name, seed)
-    prepare_dataset(cfg.data)
-    dataset = open_dataset(cfg.data, cfg.model.vocab_size)
+    validation = training.batches(cfg, "val", seed=1_000)
     torch.manual_seed(seed)
     model = OTHER_MODELS.get(name, LanguageModel)(cfg.model)
-    optimisers = make_optimisers(model, cfg.optimiser, torch.device("cpu"))
     averages = {share: copy.deepcopy(model) for share in AVERAGES}
-    began, losses = time.perf_counter(), []
-    sizes = {"size": cfg.batch, "context": cfg.model.context}
-    draw = torch.Generator().manual_seed(seed)
-    for t in range(cfg.iterations):
-        x, y = dataset.tokens("train").batch(seed=seed, step=t, **sizes)
-        set_rate(optimisers, rate_at(t, cfg.iterations, cfg.optimiser))
-        steps = None
-        if cfg.random_steps:
-            least, most = cfg.random_steps
-            steps = int(torch.randint(least, most + 1, (), generator=draw))
-        _, loss = model(x, y, steps=steps, want_logits=False)
-        update(model, optimisers, loss, cfg.optimiser.clip)
-        losses.append(loss.item())
-        with torch.no_grad():
-            for share, average in averages.items():
-                share = min(share, (1 + t) / (10 + t))
-                for ours, theirs in zip(average.parameters(), model.parameters(), strict=True):
-                    ours.lerp_(theirs, 1 - share)
+
+    @torch.no_grad()
+    def average(updates: int) -> None:
+        for share, averaged in averages.items():
+            share = min(share, updates / (9 + updates))
+            for ours, theirs in zip(averaged.parameters(), model.parameters(), strict=True):
+                ours.lerp_(theirs, 1 - share)
+
+    began = time.perf_counter()
+    losses = training.train(model, cfg, training.batches(cfg, "train", seed), average)
     row = {
         "lever": name,
         "seed": seed,
-        "parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
+        "parameters": training.learned_parameters(model),
         "train_loss": statistics.fmean(losses[-50:]),
-        "val_loss": validation_loss(model, dataset, sizes),
+        "val_loss": training.mean_loss(model, validation, 60),
         **{
-            f"val_loss_average_{share}": validation_loss(averages[share], dataset, sizes)
+            f"val_loss_average_{share}": training.mean_loss(averages[share], validation, 60)
             for share in AVERAGES
         },
         "seconds": round(time.perf_counter() - began),
     }
-    with (HERE / to).open("a") as file:
-        file.write(json.dumps(row) + "\n")
-    print(name, seed, f"{row['train_loss']:.4f} {row['val_loss']:.4f}", flush=True)
-
-
-def update(model: nn.Module, optimisers: list[Any], loss: Tensor, clip: float) -> None:
-    model.zero_grad()
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
-    for optimiser in optimisers:
-        optimiser.step()
-
-
-@torch.no_grad()
-def validation_loss(model: LanguageModel, dataset: Any, sizes: dict[str, int]) -> float:
-    """Over the same 60 random batches for all."""
-    found = []
-    for t in range(60):
-        x, y = dataset.tokens("val").batch(seed=1_000, step=t, **sizes)
-        found.append(model(x, y, want_logits=False)[1].item())
-    return statistics.fmean(found)
+    training.add_row(HERE / to, row)
 
 
 def summarise() -> None:
-    rows = [json.loads(line) for line in (HERE / "results.jsonl").read_text().splitlines()]
+    rows = training.read_rows(HERE / "results.jsonl")
     groups = {name: own for (name,), own in grouped(rows, "lever").items()}
     lines = []
     for name in LEVERS:
@@ -242,9 +212,7 @@ def summarise() -> None:
 
 def main(names: Annotated[list[str] | None, typer.Argument()] = None, seeds: str = "0,1") -> None:
     torch.set_num_threads(1)
-    for name in names or LEVERS:
-        if name not in LEVERS:
-            raise typer.BadParameter(f"{name!r}: must be one of {', '.join(LEVERS)}")
+    training.check_names(names or LEVERS, LEVERS)
     for seed in map(int, seeds.split(",")):
         for name in names or LEVERS:
             train(name, seed)

@@ -1,14 +1,17 @@
-"""results.jsonl, summary.md and losses.png from the logs in runs/: python make.py"""
+"""results.jsonl, summary.md and losses.png from the records.
+
+python -m experiments.shakespeare_small.make
+"""
 
 import json
 import statistics
 from pathlib import Path
 
-from nrgpt.check import from_dict
+from experiments.training import of_record
+
 from nrgpt.dynamics.figures import new_figure, save
-from nrgpt.reproduce.common import facts, markdown, spread, with_seconds, write_text
-from nrgpt.train.config import TrainConfig
-from nrgpt.train.report import read_metrics
+from nrgpt.reproduce.records import read
+from nrgpt.reproduce.tables import markdown, spread, write_text
 
 HERE = Path(__file__).parent
 ESTIMATES = {"train_loss": "training", "val_loss": "validation"}
@@ -16,11 +19,10 @@ ESTIMATES = {"train_loss": "training", "val_loss": "validation"}
 
 def main() -> None:
     rows, curves = [], []
-    for run in sorted((HERE / "runs").iterdir()):
-        cfg = from_dict(TrainConfig, json.loads((run / "config.json").read_text()))
-        entries = with_seconds(read_metrics(run), cfg)
-        rows.append({"case": run.name, **facts(cfg, run, entries), "packed": 5})
-        curves.append([entry for entry in entries if "val_loss" in entry])
+    for name, record in read(HERE).items():
+        _, row, curve = of_record(record)
+        rows.append({"case": name, **row, "packed": 5})
+        curves.append(curve)
     write_text(HERE / "results.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
 
     names = ("val_loss_full", "val_loss", "train_loss", "best_step")

@@ -1,13 +1,16 @@
-"""results.jsonl, summary.md and losses.png from the logs in runs/: python make.py"""
+"""results.jsonl, summary.md and losses.png from the records.
+
+python -m experiments.shakespeare_wide.make
+"""
 
 import json
 from pathlib import Path
 
-from nrgpt.check import from_dict
+from experiments.training import of_record
+
 from nrgpt.dynamics.figures import new_figure, save
-from nrgpt.reproduce.common import facts, markdown, with_seconds, write_text
-from nrgpt.train.config import TrainConfig
-from nrgpt.train.report import read_metrics
+from nrgpt.reproduce.records import read
+from nrgpt.reproduce.tables import markdown, write_text
 
 HERE = Path(__file__).parent
 TITLES = {
@@ -20,19 +23,16 @@ TITLES = {
 
 
 def main() -> None:
-    rows, lines = [], []
+    rows, lines, records = [], [], read(HERE)
     figure = new_figure(7.2, 4.2)
     axis = figure.subplots()
     for number, (name, title) in enumerate(TITLES.items()):
-        run = HERE / "runs" / name
-        cfg = from_dict(TrainConfig, json.loads((run / "config.json").read_text()))
-        entries = with_seconds(read_metrics(run), cfg)
-        row = {"case": name, "dropout": cfg.model.dropout, **facts(cfg, run, entries)}
+        cfg, row, curve = of_record(records[name])
+        row = {"case": name, "dropout": cfg.model.dropout, **row}
         rows.append(row)
         losses = (f"{row[key]:.4f}" for key in ("val_loss_full", "val_loss", "train_loss"))
         best = f"{row['best_val_loss']:.4f} at {row['best_step']:,}"
         lines.append([title, f"{row['parameters']:,}", cfg.model.dropout, *losses, best])
-        curve = [entry for entry in entries if "val_loss" in entry]
         steps = [entry["step"] for entry in curve]
         for key, style in (("train_loss", "--"), ("val_loss", "-")):
             label = title if key == "val_loss" else None

@@ -1,11 +1,11 @@
-"""summary.md and losses.png from the logs in runs/ and rates/: python make.py"""
+"""summary.md and losses.png from the records and rates/: python -m experiments.text_first.make"""
 
 import json
 from pathlib import Path
 
 from nrgpt.dynamics.figures import new_figure, save
-from nrgpt.reproduce.common import markdown, write_text
-from nrgpt.train.report import read_metrics
+from nrgpt.reproduce.records import read
+from nrgpt.reproduce.tables import markdown, write_text
 
 HERE = Path(__file__).parent
 TITLES = {
@@ -17,12 +17,11 @@ TITLES = {
 def main() -> None:
     figure = new_figure(6.4, 4.2)
     axis = figure.subplots()
-    lines = []
+    lines, records = [], read(HERE)
     for name, title in TITLES.items():
-        run = HERE / "runs" / f"ours-{name}-s0"
-        cfg = json.loads((run / "config.json").read_text())
-        result = json.loads((run / "result.json").read_text())
-        entries = read_metrics(run)
+        record = records[f"ours-{name}-s0"]
+        files = ("config.json", "result.json", "metrics.jsonl")
+        cfg, result, entries = (record.read(file) for file in files)
         tokens = cfg["batch"] * cfg["model"]["context"]
         seen = [(e["step"] * tokens, e["loss"]) for e in entries if "loss" in e]
         axis.plot(*zip(*seen, strict=True), label=title)

@@ -1,32 +1,32 @@
 """One change at a time from a small NRGPT on text. One CPU core, two to eight minutes a row.
 
-python text_levers.py DATA NAME[:SEED] ...     DATA is a dataset of GPT-2 tokens (nrgpt data text).
-Appends to results.jsonl; summary.md is made of it.
+python -m experiments.text_levers.text_levers DATA [NAME[:SEED] ...]
+
+DATA is a dataset of GPT-2 tokens (nrgpt data text). Appends to results.jsonl; summary.md is made
+from it.
 """
 
-import json
 import statistics
-import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import torch
 import typer
+from experiments.levers.levers import OTHER_MODELS
 from torch import Tensor
 
+from experiments import training
 from nrgpt.data.shards import Dataset
 from nrgpt.model.network import LanguageModel
-from nrgpt.reproduce.common import markdown, write_text
+from nrgpt.reproduce.tables import markdown, write_text
 from nrgpt.train.config import TrainConfig
-from nrgpt.train.optim import make_optimisers, rate_at, set_rate
 from nrgpt.train.overrides import override
 from nrgpt.train.presets import PRESETS
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "levers"))
-from levers import OTHER_MODELS, update  # noqa: E402
 
 VOCABULARY, UPDATES, BATCH, CONTEXT = 8_192, 800, 8, 128
 LONG = (f"iterations={4 * UPDATES}",)
@@ -101,46 +101,36 @@ def train(name: str, seed: int, texts: tuple[Tensor, Tensor]) -> None:
     cfg = configuration(name, seed)
     torch.manual_seed(seed)
     model = OTHER_MODELS.get(name, LanguageModel)(cfg.model)
-    optimisers = make_optimisers(model, cfg.optimiser, torch.device("cpu"))
-    began, losses, validation = time.perf_counter(), [], {}
-    updates = cfg.iterations
-    for t in range(updates):
-        set_rate(optimisers, rate_at(t, updates, cfg.optimiser))
-        _, loss = model(*windows(texts[0], seed, t), want_logits=False)
-        update(model, optimisers, loss, cfg.optimiser.clip)
-        losses.append(loss.item())
-        if t + 1 in [updates // part for part in EVALUATED.values()]:
-            validation[t + 1] = round(validation_loss(model, texts[1]), 4)
+    validation = {}
+
+    def evaluate(updates: int) -> None:
+        if updates in [cfg.iterations // part for part in EVALUATED.values()]:
+            loss = training.mean_loss(model, partial(windows, texts[1], 777), 60)
+            validation[updates] = round(loss, 4)
+
+    began = time.perf_counter()
+    losses = training.train(model, cfg, partial(windows, texts[0], seed), evaluate)
     row = {
         "lever": name,
         "seed": seed,
-        "updates": updates,
-        "parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
+        "updates": cfg.iterations,
+        "parameters": training.learned_parameters(model),
         "train_loss": round(statistics.fmean(losses[-100:]), 4),
         "val_loss": validation,
         "seconds": round(time.perf_counter() - began),
     }
-    with (HERE / "results.jsonl").open("a") as file:
-        file.write(json.dumps(row) + "\n")
-    print(json.dumps(row), flush=True)
-
-
-@torch.no_grad()
-def validation_loss(model: LanguageModel, tokens: Tensor) -> float:
-    """Over the same 60 random batches for all."""
-    batches = (windows(tokens, 777, t) for t in range(60))
-    return statistics.fmean(model(*batch, want_logits=False)[1].item() for batch in batches)
+    training.add_row(HERE / "results.jsonl", row)
 
 
 def summarise() -> None:
-    rows = [json.loads(line) for line in (HERE / "results.jsonl").read_text().splitlines()]
+    rows = training.read_rows(HERE / "results.jsonl")
     lines = []
     for name in LEVERS:
         own = sorted((row for row in rows if row["lever"] == name), key=lambda row: row["seed"])
         if not own:
             continue
-        training = " ".join(f"{row['train_loss']:.3f}" for row in own)
-        line = [name, f"{own[0]['parameters']:,}", f"{own[0]['updates']:,}", training]
+        trained = " ".join(f"{row['train_loss']:.3f}" for row in own)
+        line = [name, f"{own[0]['parameters']:,}", f"{own[0]['updates']:,}", trained]
         for part in EVALUATED.values():
             step = str(own[0]["updates"] // part)
             line.append(" ".join(f"{row['val_loss'][step]:.3f}" for row in own))
@@ -153,9 +143,8 @@ def summarise() -> None:
 def main(data: Path, runs: Annotated[list[str] | None, typer.Argument()] = None) -> None:
     torch.set_num_threads(1)
     wanted = [run.partition(":") for run in runs or LEVERS]
+    training.check_names([name for name, *_ in wanted], LEVERS)
     for name, _, seed in wanted:
-        if name not in LEVERS:
-            raise typer.BadParameter(f"{name!r}: must be one of {', '.join(LEVERS)}")
         if seed and not seed.isdecimal():
             raise typer.BadParameter(f"{name}:{seed}: a seed must be a number")
     texts = frequent_tokens(data)

@@ -1,6 +1,5 @@
-"""summary.md from the logs in runs/: python make.py"""
+"""summary.md from the records: python -m experiments.text_rates.make"""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +8,8 @@ import torch
 from nrgpt.check import from_dict
 from nrgpt.model.config import ModelConfig
 from nrgpt.model.network import LanguageModel
-from nrgpt.reproduce.common import markdown, write_text
-from nrgpt.train.report import read_metrics
+from nrgpt.reproduce.records import read
+from nrgpt.reproduce.tables import markdown, write_text
 
 HERE = Path(__file__).parent
 
@@ -22,8 +21,8 @@ def size_of(model: dict[str, Any]) -> int:
 
 def main() -> None:
     lines = []
-    for run in sorted((HERE / "runs").iterdir()):
-        cfg = json.loads((run / "config.json").read_text())
+    for record in read(HERE).values():
+        cfg, metrics = record.read("config.json"), record.read("metrics.jsonl")
         model, own = cfg["model"], cfg["optimiser"]
         is_nrgpt = model["block"] == "nrgpt"
         lines.append(
@@ -36,7 +35,7 @@ def main() -> None:
                 f"{model['alpha_init']:g}" if is_nrgpt else "",
                 own["lr"],
                 own["muon_lr"],
-                f"{read_metrics(run)[-1]['val_loss']:.3f}",
+                f"{metrics[-1]['val_loss']:.3f}",
             ]
         )
     lines.sort(key=lambda line: line[-1])

@@ -1,9 +1,10 @@
-"""summary.md from the records here and in ../text: python make.py"""
+"""summary.md from the records here and in ../text: python -m experiments.text_steps.make"""
 
 from pathlib import Path
 
-from nrgpt.reproduce.common import Row, markdown, read_rows, write_text
-from nrgpt.train.report import read_metrics
+from nrgpt.reproduce.common import read_rows
+from nrgpt.reproduce.records import Record, read
+from nrgpt.reproduce.tables import Row, markdown, write_text
 
 HERE = Path(__file__).parent
 TEXT = HERE.parent / "text"
@@ -33,9 +34,9 @@ TABLES = {
 }
 
 
-def line(title: str, folder: Path, row: Row) -> list[object]:
-    run = folder / "runs" / row["case"]
-    on_the_way = [f"{entry['val_loss']:.3f}" for entry in read_metrics(run) if "val_loss" in entry]
+def line(title: str, record: Record, row: Row) -> list[object]:
+    entries = record.read("metrics.jsonl")
+    on_the_way = [f"{entry['val_loss']:.3f}" for entry in entries if "val_loss" in entry]
     return [
         title.format(**row),
         row["seed"],
@@ -48,16 +49,17 @@ def line(title: str, folder: Path, row: Row) -> list[object]:
 
 
 def main() -> None:
-    known = {row["case"]: (folder, row) for folder in (HERE, TEXT) for row in read_rows(folder)}
+    records = read(HERE) | read(TEXT)
+    rows = {row["case"]: row for folder in (HERE, TEXT) for row in read_rows(folder)}
     headings = ["", "seed", "parameters, tied", "4.1M tokens", "8.2M", "12.3M", "16.4M",
                 "whole split", "tokens/s", "training FLOPs"]  # fmt: skip
     said = ""
-    for title, rows in TABLES.items():
+    for title, names in TABLES.items():
         lines = [
-            line(name, *known[f"{case}-s{seed}"])
+            line(name, records[f"{case}-s{seed}"], rows[f"{case}-s{seed}"])
             for seed in (0, 1)
-            for case, name in rows.items()
-            if f"{case}-s{seed}" in known
+            for case, name in names.items()
+            if f"{case}-s{seed}" in rows
         ]
         said += f"{title}:\n\n{markdown(headings, lines)}\n"
     write_text(HERE / "summary.md", said)

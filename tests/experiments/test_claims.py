@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from nrgpt import LanguageModel
-from nrgpt.reproduce import common
+from nrgpt.reproduce import common, records, tables
 from nrgpt.reproduce.listops import transition_of
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
@@ -19,7 +19,7 @@ RESULTS = (EXPERIMENTS.parent / "docs" / "results.md").read_text()
 def test_shakespeare_below_a_quarter_of_a_million():
     folder = EXPERIMENTS / "shakespeare_small"
     rows = common.read_rows(folder)
-    results = [json.loads(path.read_text()) for path in sorted(folder.glob("runs/*/result.json"))]
+    results = [record.read("result.json") for record in records.read(folder).values()]
     assert [row["val_loss_full"] for row in rows] == [r["val_loss_full"] for r in results]
     assert len(rows) == 5
     assert np.mean([row["val_loss_full"] for row in rows]) <= 1.47
@@ -35,8 +35,9 @@ def certified(part):
         for row in common.read_rows(folder)
         if (row["part"], row["model"]) == (part, "nrgpt_certified")
     ]
+    kept = records.read(folder)
     for row in rows:
-        result = json.loads((folder / "runs" / row["case"] / "result.json").read_text())
+        result = kept[row["case"]].read("result.json")
         assert row["val_loss_full"] == result["val_loss_full"]
         assert row["certificate"]
         assert row["packed"] == 1  # trained by compiled gradients that are right
@@ -69,12 +70,12 @@ def test_listops_transition():
     found = transition_of(rows)
     assert found.parameters <= 12_000
     assert f"**{found.parameters:,.0f}**" in RESULTS
-    assert min(len(own) for own in common.grouped(rows, "width").values()) == 3
+    assert min(len(own) for own in tables.grouped(rows, "width").values()) == 3
 
 
 def test_text_at_equal_parameters():
     folder = EXPERIMENTS / "text"
-    rows = common.read_rows(folder)
+    rows, kept = common.read_rows(folder), records.read(folder)
     gpt, ours, narrow = (
         {row["seed"]: row for row in rows if row["model"] == name}
         for name in ("GPT", "NRGPT FF2W, as many parameters", "NRGPT FF2W")
@@ -91,25 +92,20 @@ def test_text_at_equal_parameters():
     for seed, row in gpt.items():
         assert ours[seed]["tokens"] == row["tokens"]
         assert ours[seed]["parameters_tied"] < 1.03 * row["parameters_tied"]
-        configs = [
-            json.loads((folder / "runs" / one["case"] / "config.json").read_text())
-            for one in (row, ours[seed])
-        ]
+        configs = [kept[one["case"]].read("config.json") for one in (row, ours[seed])]
         for name in ("data", "batch", "seed", "iterations"):  # the same tokens in the same order
             assert configs[0][name] == configs[1][name]
     for row in rows:
-        result = json.loads((folder / "runs" / row["case"] / "result.json").read_text())
+        result = kept[row["case"]].read("result.json")
         assert result["val_loss_full"] == row["val_loss_full"]
     steps = EXPERIMENTS / "text_steps"
     assert (steps / "summary.md").read_text().strip() in (steps / "README.md").read_text()
 
 
 @pytest.mark.parametrize("name", ["levers", "text_levers"])
-def test_scripts_still_make_what_is_on_record(name, monkeypatch):
+def test_scripts_still_make_what_is_on_record(name):
     """They begin from presets, which may change."""
-    for folder in (EXPERIMENTS / "levers", EXPERIMENTS / name):
-        monkeypatch.syspath_prepend(folder)
-    script = importlib.import_module(name)
+    script = importlib.import_module(f"experiments.{name}.{name}")
     for line in (EXPERIMENTS / name / "results.jsonl").read_text().splitlines():
         row = json.loads(line)
         kind = script.OTHER_MODELS.get(row["lever"], LanguageModel)

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from nrgpt.cli import app
-from nrgpt.reproduce import common, energy, flops, listops, training
+from nrgpt.reproduce import common, energy, flops, listops, records, tables, training
 from nrgpt.reproduce.fit import find_transition, interpolated
 from nrgpt.train.faults import DIVERGED, INTERRUPTED, Interrupt, TrainingError
 from nrgpt.train.speed import counted_flops_per_token
@@ -108,8 +108,7 @@ def test_listops_end_to_end(tmp_path, monkeypatch, capsys):
     assert row["training_flops"] == pytest.approx(counted * row["tokens"])
     assert row["seconds"] > 0
     assert (row["packed"], row["total"], row["answers"]) == (2, 5, "steps")
-    kept = {file.name for file in (tmp_path / "to" / "runs" / row["case"]).iterdir()}
-    assert kept == {
+    assert records.read(tmp_path / "to")[row["case"]].files.keys() == {
         "config.json", "environment.json", "metrics.jsonl", "result.json", "samples.txt",
     }  # fmt: skip
 
@@ -127,10 +126,11 @@ def test_listops_end_to_end(tmp_path, monkeypatch, capsys):
         listops.reproduce([], tmp_path / "empty", plots_only=True)
 
     # A record from before a field was there stands for its default.
-    path = tmp_path / "to" / "runs" / cases[0].name / "config.json"
-    fields = json.loads(path.read_text())
+    record = records.read(tmp_path / "to")[cases[0].name]
+    fields = record.read("config.json")
     assert fields["model"].pop("alpha_init") == 1
-    path.write_text(json.dumps(fields))
+    record.files["config.json"] = json.dumps(fields).encode()
+    records.put(tmp_path / "to", {cases[0].name: record})
     assert listops.reproduce(cases, tmp_path / "to") == files
     changed = tiny(cases, ["model.alpha_init=4"])
     with pytest.raises(ValueError, match=r"model.alpha_init: 1.0 -> 4"):
@@ -195,22 +195,28 @@ def test_a_signal_at_the_end_of_a_run_is_not_forgotten(tmp_path, monkeypatch):
 
 
 def test_two_calls_may_write_into_one_folder(tmp_path):
+    other = "of another process"
+
     def meanwhile(case, run, record):
-        common.put_rows(tmp_path / "to", [{"case": "of another process", "seed": 0}])
+        records.put(tmp_path / "to", {other: records.Record({})})
+        common.put_rows(tmp_path / "to", [{"case": other, "seed": 0}])
         return {}
 
     rows = common.carry_out(debug_cases(seeds=1), tmp_path / "to", meanwhile)
-    assert [row["case"] for row in rows] == ["of another process", "s0"]
+    assert [row["case"] for row in rows] == [other, "s0"]
+    assert list(records.read(tmp_path / "to")) == [other, "s0"]
 
 
 def test_a_record_that_was_removed_is_made_again(tmp_path):
     common.carry_out(debug_cases(seeds=1), tmp_path / "to")
     other = debug_cases("iterations=8", "eval_every=8", seeds=1)
     run = tmp_path / "runs" / "reproduce" / "to" / "s0"
-    for folder in (tmp_path / "to" / "runs" / "s0", run):
-        with pytest.raises(ValueError, match=f"{folder.parent.name}/s0 is of another config"):
-            common.carry_out(other, tmp_path / "to")
-        shutil.rmtree(folder)
+    with pytest.raises(ValueError, match=r"s0 in .*to is of another config"):
+        common.carry_out(other, tmp_path / "to")
+    assert CliRunner().invoke(records.app, ["remove", str(tmp_path / "to"), "s0"]).exit_code == 0
+    with pytest.raises(ValueError, match="to/s0 is of another config"):
+        common.carry_out(other, tmp_path / "to")
+    shutil.rmtree(run)
     (row,) = common.carry_out(other, tmp_path / "to")
     assert row["iterations"] == 8
     calls = (tmp_path / "to" / "wall_time.jsonl").read_text().splitlines()
@@ -237,8 +243,8 @@ def test_a_run_that_diverges_is_a_row_without_a_loss(tmp_path, monkeypatch):
     run.mkdir(parents=True)
     (row,) = common.carry_out(case, tmp_path / "to")
     assert row["error"] == "step 3: loss nan"
-    assert common.grouped([row], "model") == {}
-    assert "s0" in common.failures([row])
+    assert tables.grouped([row], "model") == {}
+    assert "s0" in tables.failures([row])
     assert common.carry_out(case, tmp_path / "to") == [row]
 
 
@@ -289,7 +295,8 @@ def test_energies_end_to_end(tmp_path):
     rows = common.read_rows(tmp_path / "to")
     assert rows[0]["watched_tokens"] == 64
     assert 0 <= rows[0]["lower_at_the_end"] <= 1
-    seen = energy.read(tmp_path / "to" / "runs" / rows[0]["case"] / energy.FILE)
+    seen = energy.watched(records.read(tmp_path / "to")[rows[0]["case"]])
+    assert list(seen.energies) == ["attention", "feedforward", "total"]
     assert seen.energies["total"].shape == (7, 1, 64)
     assert energy.reproduce([], tmp_path / "to", plots_only=True) == files
 

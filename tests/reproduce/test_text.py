@@ -13,6 +13,7 @@ from nrgpt.data.shakespeare import prepare_shakespeare
 from nrgpt.evaluate.extras import MissingExtra
 from nrgpt.evaluate.mmlu import csv_file
 from nrgpt.reproduce import common, shakespeare, text, texts
+from nrgpt.reproduce.records import Record, put
 from tests.cases import TINY
 from tests.characters import TEXT, character_run
 from tests.questions import write_questions
@@ -73,9 +74,10 @@ def test_text_metrics_without_their_packages(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(grammar, "need", missing)
     grammar.dictionary.cache_clear()
     run = character_run(tmp_path / "characters", iterations=10)
-    record = tmp_path / "to" / "runs" / "one"
-    record.mkdir(parents=True)
+    record = Record({})
     assert len(texts.keep_texts(run, record, samples=2, words=5)) == 2
+    (tmp_path / "to").mkdir()
+    put(tmp_path / "to", {"one": record})
     common.put_rows(tmp_path / "to", [{"case": "one"}, {"case": "without texts"}])
     rows = texts.with_metrics(common.read_rows(tmp_path / "to"), tmp_path / "to", None, quick=True)
     assert set(rows[0]["metrics"]["model"]) == {"distinct_1", "distinct_2"}

@@ -1,7 +1,7 @@
 """What the experiments share: cases, one record for each finished run, tables and figures.
 
     TO/results.jsonl            a row for each run: labels, counts, losses, FLOPs, seconds, commit
-    TO/runs/CASE/               its config, environment, result, metrics (thinned) and samples
+    TO/records.jsonl            its config, environment, result, metrics (thinned), samples ...
     TO/wall_time.jsonl          what each call took
     runs/reproduce/NAME/CASE/   the run folder itself, with checkpoints; git ignores it
 
@@ -10,11 +10,8 @@ alone.
 """
 
 import dataclasses
-import fcntl
 import json
-import os
 import shutil
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,18 +21,19 @@ from typing import Any
 
 import numpy as np
 
+from ..check import check_choice
 from ..files import write_atomically
 from ..train.config import TrainConfig
-from ..train.overrides import override
+from ..train.overrides import override, replace
 from ..train.report import environment, read_metrics
 from ..train.speed import training_flops_per_token
+from .records import Record, locked, put, read, read_lines
+from .tables import Row
 from .training import FAILED, refuse_other_configuration, screen, train_all
 
 KEPT = ("config.json", "environment.json", "result.json", "samples.txt", FAILED)
 LINES = 50
 """Most lines of metrics.jsonl that a record keeps beside those with a validation loss."""
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -49,13 +47,25 @@ class Case:
     def changed(self, assignments: Sequence[str]) -> "Case":
         return dataclasses.replace(self, cfg=override(self.cfg, assignments))
 
+    def with_seeds(self, number: int) -> "list[Case]":
+        return [
+            Case(f"{self.name}-s{seed}", replace(self.cfg, {"seed": seed}), self.labels)
+            for seed in range(number)
+        ]
 
-Measure = Callable[[Case, Path, Path], Row]
-"""(case, run folder, record folder) -> further fields of its row. It may leave small files in the
-record folder, for figures that need more than numbers."""
+
+def suffix_of(recipe: str) -> str:
+    """Of the presets of a recipe."""
+    check_choice("recipe", recipe, ["ours", "paper"])
+    return "_paper" if recipe == "paper" else ""
 
 
-def nothing_more(case: Case, run: Path, record: Path) -> Row:
+Measure = Callable[[Case, Path, Record], Row]
+"""(case, run folder, record) -> further fields of its row. It may add small files to the record,
+for figures that need more than numbers."""
+
+
+def nothing_more(case: Case, run: Path, record: Record) -> Row:
     return {}
 
 
@@ -77,12 +87,15 @@ def carry_out(
         return rows
     to.mkdir(parents=True, exist_ok=True)
     tempfile.TemporaryFile(dir=to).close()  # better now than after hours of training
-    # A row whose record was removed is to be made again.
-    on_record = {row["case"] for row in rows if (to / "runs" / row["case"]).is_dir()}
-    missing = {case.name: case for case in cases if case.name not in on_record}
+    known, with_row = read(to), {row["case"] for row in rows}
+    missing = {}
     for case in cases:
-        known = run_folder(to, case.name) if case.name in missing else to / "runs" / case.name
-        refuse_other_configuration(case.cfg, known)
+        if case.name in known and case.name in with_row:
+            refuse_other_configuration(case.cfg, known[case.name], f"{case.name} in {to}")
+        else:  # a row whose record was removed is to be made again
+            missing[case.name] = case
+            run = run_folder(to, case.name)
+            refuse_other_configuration(case.cfg, Record.of(run, KEPT), str(run))
     screen.print(f"{len(cases):,} runs, {len(cases) - len(missing):,} of them on record in {to}")
     began, recorded = time.perf_counter(), 0
     todo = [(case.cfg, run_folder(to, case.name)) for case in missing.values()]
@@ -106,51 +119,28 @@ def run_folder(to: Path, case: str) -> Path:
 
 
 def read_rows(to: Path) -> list[Row]:
-    path = to / "results.jsonl"
-    lines = path.read_bytes().splitlines() if path.exists() else []
-    return [read_row(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
-
-
-def read_row(line: bytes, where: str) -> Row:
-    try:
-        row = json.loads(line)
-        if isinstance(row, dict) and "case" in row:
-            return row
-        problem = "it names no case"
-    except ValueError as error:
-        problem = str(error)
-    raise ValueError(
-        f"{where}: no row of results ({problem}); delete this line, and its run will be recorded "
-        "again"
-    )
+    return list(read_lines(to / "results.jsonl").values())
 
 
 def put_rows(to: Path, rows: Iterable[Row]) -> list[Row]:
     """Write these rows into the file, in place of those of the same cases; returns all. Other
     processes may do so at the same time: the folder is locked meanwhile."""
-    folder = os.open(to, os.O_RDONLY)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
+    with locked(to):
         found = {row["case"]: row for row in [*read_rows(to), *rows]}
         text = "".join(json.dumps(row) + "\n" for row in found.values())
         write_atomically(to / "results.jsonl", text)
-    finally:
-        os.close(folder)
     return list(found.values())
 
 
 def keep_record(case: Case, run: Path, to: Path, measure: Measure, packed: int) -> Row:
-    record = to / "runs" / case.name
-    record.mkdir(parents=True, exist_ok=True)
-    for name in KEPT:
-        if (run / name).exists():
-            shutil.copyfile(run / name, record / name)
-    timed = with_seconds(read_metrics(run), case.cfg)
+    """The row, still to be written; its record is."""
+    record, timed = Record.of(run, KEPT), with_seconds(read_metrics(run), case.cfg)
     text = "".join(json.dumps(entry) + "\n" for entry in thinned(timed))
-    write_atomically(record / "metrics.jsonl", text)
-    row = {"case": case.name, **case.labels, **facts(case.cfg, run, timed), "packed": packed}
+    record.files["metrics.jsonl"] = text.encode()
+    row = {"case": case.name, **case.labels, **facts(case.cfg, record, timed), "packed": packed}
     if "error" not in row:
         row |= measure(case, run, record)
+    put(to, {case.name: record})
     return row
 
 
@@ -185,10 +175,10 @@ def thinned(entries: Sequence[Row]) -> list[Row]:
     return [entry for entry in entries if "val_loss" in entry or id(entry) in kept]
 
 
-def facts(cfg: TrainConfig, run: Path, timed: Sequence[Row]) -> Row:
+def facts(cfg: TrainConfig, record: Record, timed: Sequence[Row]) -> Row:
     """What every experiment's rows hold. Estimates are means over random windows, the last one's
     and the best one's; val_loss_full is over every token of the split, at the last iteration."""
-    origin = json.loads((run / "environment.json").read_text())
+    origin = record.read("environment.json")
     tokens = cfg.iterations * cfg.batch * cfg.model.context
     together = cfg.batch // cfg.accumulation
     row: Row = {
@@ -203,9 +193,9 @@ def facts(cfg: TrainConfig, run: Path, timed: Sequence[Row]) -> Row:
         "commit": origin["commit"],
         "gpu": origin["gpu"],
     }
-    if (run / FAILED).exists():
-        return row | json.loads((run / FAILED).read_text())
-    result = json.loads((run / "result.json").read_text())
+    if FAILED in record:
+        return row | record.read(FAILED)
+    result = record.read("result.json")
     estimates = [entry for entry in timed if "val_loss" in entry]
     row |= {
         "parameters": result["parameters"]["total"],
@@ -234,44 +224,3 @@ def note_wall_time(to: Path, runs: int, processes: int, seconds: float) -> None:
     entry |= {name: origin[name] for name in ("command", "commit", "gpu", "torch")}
     with (to / "wall_time.jsonl").open("a") as file:
         file.write(json.dumps(entry) + "\n")
-
-
-# From records to tables --------------------------------------------------------------------------
-
-
-def grouped(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
-    """Rows with equal labels, in the order of their first ones. Runs that failed are left out."""
-    groups: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
-        if "error" not in row:
-            groups.setdefault(tuple(row.get(name) for name in names), []).append(row)
-    return groups
-
-
-def means(rows: Iterable[Row], x: str, y: str) -> tuple[list[float], list[float]]:
-    """Means over rows of equal x, for lines in figures."""
-    points = sorted((key, [row[y] for row in own]) for (key,), own in grouped(rows, x).items())
-    return [point[0] for point in points], [statistics.fmean(point[1]) for point in points]
-
-
-def spread(values: Sequence[float], digits: int = 4) -> str:
-    """Mean and standard deviation, as tables show them."""
-    mean = f"{statistics.fmean(values):.{digits}f}"
-    return f"{mean} ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else mean
-
-
-def markdown(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    lines = [list(headings), ["---"] * len(headings), *([str(cell) for cell in r] for r in rows)]
-    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
-
-
-def write_text(path: Path, text: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, text)
-    return path
-
-
-def failures(rows: Iterable[Row]) -> str:
-    """A line for tables: nothing is left out silently."""
-    names = [row["case"] for row in rows if "error" in row]
-    return f"\nDiverged, and in no mean: {', '.join(names)}.\n" if names else ""

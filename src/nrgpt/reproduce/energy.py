@@ -2,6 +2,8 @@
 for 64 tokens of the validation split, with ||x|| beside them: where x grows, g slows down whether
 or not anything has converged."""
 
+import dataclasses
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..check import check_choice
 from ..dynamics.convergence import settling_order
 from ..dynamics.figures import energy_figure, save
 from ..dynamics.trajectory import Trajectory, trajectory
@@ -17,11 +18,14 @@ from ..train.distributed import device_named
 from ..train.overrides import replace
 from ..train.presets import PRESETS
 from ..train.runs import load_run
-from .common import Case, Row, carry_out, failures, grouped, markdown, write_text
+from .common import Case, carry_out, suffix_of
+from .records import Record, read
+from .tables import Column, Row, failures, grouped, of_first, table, write_text
 
 TOKENS = 64
 FILE = "trajectory.npz"
-KEPT = ("energy_total", "energy_attention", "energy_feedforward", "size", "move", "loss", "idx")
+BESIDE = ("size", "move", "loss", "idx")
+"""What is kept beside the energies."""
 
 OURS: dict[str, Any] = {
     "data.listops.numbers": 10, "data.listops.modulus": 10, "model.vocab_size": 17,
@@ -50,7 +54,7 @@ QUICK: dict[str, Any] = {
 
 
 def cases(recipe: str = "ours", seeds: int = 1, quick: bool = False) -> list[Case]:
-    check_choice("recipe", recipe, ["ours", "paper"])
+    suffix_of(recipe)
     found = []
     for steps in (30, 100):
         cfg = PRESETS[f"energy_{steps}_steps_paper"]()
@@ -58,24 +62,23 @@ def cases(recipe: str = "ours", seeds: int = 1, quick: bool = False) -> list[Cas
             usual = PRESETS["listops_nrgpt_ff2w"]()
             cfg = replace(cfg, {"optimiser": usual.optimiser, "iterations": usual.iterations})
             cfg = replace(cfg, {**OURS, **OURS_BY_STEPS[steps]})
-        if quick:
-            cfg = replace(cfg, QUICK)
+        cfg = replace(cfg, QUICK if quick else {})
         labels = {"recipe": recipe, "rate": cfg.model.rate}
-        found += [
-            Case(f"{recipe}-{steps}-steps-s{seed}", replace(cfg, {"seed": seed}), labels)
-            for seed in range(seeds)
-        ]
+        found += Case(f"{recipe}-{steps}-steps", cfg, labels).with_seeds(seeds)
     return found
 
 
-def measure(case: Case, run: Path, record: Path) -> Row:
+def measure(case: Case, run: Path, record: Record) -> Row:
     """Watch the tokens in double precision (late steps change little), and keep what is drawn."""
     loaded = load_run(run, case.cfg.iterations, device=device_named("auto"))
     length = min(TOKENS, case.cfg.model.context)
     tokens = torch.from_numpy(loaded.dataset().tokens("val").read(0, length + 1))
     text = tokens.to(loaded.model.tokens.device)[None]
     seen = trajectory(loaded.model.double(), text[:, :-1], text[:, 1:])
-    seen.save(record / FILE, KEPT)
+    buffer, arrays = io.BytesIO(), seen.arrays()
+    kept = {n: a for n, a in arrays.items() if n.startswith("energy_") or n in BESIDE}
+    np.savez_compressed(buffer, **kept)  # type: ignore[arg-type]  # allow_pickle is no array
+    record.files[FILE] = buffer.getvalue()
     total = seen.energies["total"][:, 0]
     changes = total.diff(dim=0)
     late = changes[len(changes) // 2 :]
@@ -92,58 +95,42 @@ def measure(case: Case, run: Path, record: Path) -> Row:
 
 def reproduce(cases: Sequence[Case], to: Path, **options: Any) -> list[Path]:
     rows = carry_out(cases, to, measure, **options)
-    files, orders = [], {}
+    files, orders, records = [], {}, read(to)
     for (name,) in grouped(rows, "case"):
-        seen = read(to / "runs" / name / FILE)
+        seen = watched(records[name])
         orders[name] = settling_order(seen.energies["total"])
         files += save(energy_figure(seen), to / name, ("png",))
-    return [*files, write_text(to / "energies.md", table(rows, orders))]
+    return [*files, write_text(to / "energies.md", energy_table(rows, orders))]
 
 
-def read(path: Path) -> Trajectory:
+def watched(record: Record) -> Trajectory:
     """What ``measure`` kept, as the figure takes it."""
-    with np.load(path) as arrays:
+    with np.load(io.BytesIO(record.files[FILE])) as arrays:
         tensors = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
-    terms = ("attention", "feedforward", "total")
-    return Trajectory(
-        idx=tensors["idx"],
-        targets=None,
-        trained_steps=len(tensors["size"]) - 1,
-        energies={name: tensors[f"energy_{name}"] for name in terms},
-        force=None,
-        size=tensors["size"],
-        move=tensors["move"],
-        entropy=None,
-        loss=tensors["loss"],
-        top_tokens=None,
-        top_probabilities=None,
-    )
+    fields: dict[str, Any] = dict.fromkeys(field.name for field in dataclasses.fields(Trajectory))
+    fields |= {name: tensors.pop(name) for name in BESIDE}
+    terms = {name.removeprefix("energy_"): energy for name, energy in tensors.items()}
+    terms["total"] = terms.pop("total")  # drawn last
+    return Trajectory(**fields | {"energies": terms, "trained_steps": len(fields["size"]) - 1})
 
 
-def table(rows: Sequence[Row], orders: Mapping[str, float]) -> str:
-    lines = []
-    for (name,), (row,) in grouped(rows, "case").items():
-        low, high = row["interval"]
-        share = row["last_change"]
-        lines.append(
-            [
-                name,
-                row["rate"],
-                f"{row['iterations']:,}",
-                f"{row['accuracy']:.1%} ({low:.1%} - {high:.1%})",
-                f"{row['lower_at_the_end']:.0%} of {row['watched_tokens']}",
-                f"{row['rising_steps']:.1%}",
-                f"{row['rising_late_steps']:.1%}",
-                f"{share:.2%}",
-                f"{orders[name]:.2f}",
-                f"{row['size_first']:.1f} → {row['size_last']:.1f}",
-            ]
-        )
-    headings = [
-        "run", "eta", "iterations", "accuracy (95 % interval)", "tokens that end lower",
-        "steps that raise an energy", "the same, second half", "last step's share",
-        "settling order", "mean ‖x‖",
-    ]  # fmt: skip
+def energy_table(rows: Sequence[Row], orders: Mapping[str, float]) -> str:
+    columns: dict[str, Column] = {
+        "run": of_first("case"),
+        "eta": of_first("rate"),
+        "iterations": of_first("iterations", "{:,}"),
+        "accuracy (95 % interval)": lambda own: (
+            "{accuracy:.1%} ({interval[0]:.1%} - {interval[1]:.1%})".format(**own[0])
+        ),
+        "tokens that end lower": lambda own: "{lower_at_the_end:.0%} of {watched_tokens}".format(
+            **own[0]
+        ),
+        "steps that raise an energy": of_first("rising_steps", "{:.1%}"),
+        "the same, second half": of_first("rising_late_steps", "{:.1%}"),
+        "last step's share": of_first("last_change", "{:.2%}"),
+        "settling order": lambda own: f"{orders[own[0]['case']]:.2f}",
+        "mean ‖x‖": lambda own: "{size_first:.1f} → {size_last:.1f}".format(**own[0]),
+    }
     said = (
         "# Energies over the steps\n\nThe first tokens of the validation split, over the steps "
         "that the models were trained with. The last step's share is its mean change of a token's "
@@ -153,4 +140,4 @@ def table(rows: Sequence[Row], orders: Mapping[str, float]) -> str:
         "its end (1: one after the other; for 64 tokens, chance gives more than 0.25 in one case "
         "of forty).\n\n"
     )
-    return said + markdown(headings, lines) + failures(rows)
+    return said + table(columns, grouped(rows, "case").values()) + failures(rows)

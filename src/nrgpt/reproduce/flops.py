@@ -11,7 +11,7 @@ from ..model.config import ModelConfig
 from ..model.flops import flops_per_token, parts_per_step
 from ..train.presets import CERTIFIED, MODELS, PRESETS, paper_model
 from ..train.speed import counted_flops_per_token
-from .common import Row, markdown, write_text
+from .tables import Column, Row, markdown, of_first, table, write_text
 
 SIZES: dict[str, dict[str, int]] = {
     "ListOps": {"width": 64, "heads": 1, "steps": 5, "context": 128, "vocab_size": 27},
@@ -96,51 +96,48 @@ def reproduce(to: Path) -> list[Path]:
     rows = [row for size in SIZES for row in rows_of(size)]
     runs = full_runs()
     text = "".join(json.dumps(row) + "\n" for row in [*rows, *runs])
-    return [write_text(to / "results.jsonl", text), write_text(to / "flops.md", table(rows, runs))]
+    return [write_text(to / "results.jsonl", text), write_text(to / "flops.md", page(rows, runs))]
 
 
-def table(rows: list[Row], runs: list[Row]) -> str:
+def with_ratio(key: str, form: str = ",.0f", ratio: str | None = None) -> Column:
+    text = f"{{{key}:{form}}} (x {{{ratio or key + '_ratio'}:.2f}})"
+    return lambda own: text.format(**own[0])
+
+
+def in_units(key: str, unit: float, form: str) -> Column:
+    return lambda own: form.format(own[0][key] / unit)
+
+
+PARTS: dict[str, Column] = {
+    "model": of_first("model"),
+    "parameters of the block": with_ratio("block_parameters", ",", "parameter_ratio"),
+    "attention": with_ratio("attention"),
+    "feed-forward": with_ratio("feedforward"),
+    "block": with_ratio("block"),
+    "block / parameters": with_ratio("per_parameter", ".2f"),
+    "counter": of_first("counter", "{:.6f}"),
+}
+WHOLE: dict[str, Column] = {
+    "preset": of_first("preset"),
+    "tied": in_units("tied", 1e6, "{:.1f}M"),
+    "untied": in_units("untied", 1e6, "{:.1f}M"),
+    "training, GFLOP per token": in_units("training", 1e9, "{:.3f}"),
+    "tokens": in_units("tokens", 1e9, "{:.1f}G"),
+    "EFLOP in all": in_units("total", 1e18, "{:.1f}"),
+}
+
+
+def page(rows: list[Row], runs: list[Row]) -> str:
     said = (
         "# FLOPs\n\nMatrix-product FLOPs of one token in one step of the block, forward; attention "
         "counts all keys. Ratios are to RGPT-parallel of the same width. The last column compares "
         "the whole model, forward and backward, with PyTorch's counter (1 is equal).\n\n"
     )
     for size in SIZES:
-        own = [row for row in rows if row["size"] == size]
         cfg = models(SIZES[size])["RGPT-parallel"]
         said += f"## {size}: D {cfg.width}, {cfg.heads} heads, context {cfg.context}\n\n"
-        said += markdown(
-            ["model", "parameters of the block", "attention", "feed-forward", "block",
-             "block / parameters", "counter"],
-            [
-                [
-                    row["model"],
-                    f"{row['block_parameters']:,} (x {row['parameter_ratio']:.2f})",
-                    *(
-                        f"{row[key]:,.0f} (x {row[f'{key}_ratio']:.2f})"
-                        for key in ("attention", "feedforward", "block")
-                    ),
-                    f"{row['per_parameter']:.2f} (x {row['per_parameter_ratio']:.2f})",
-                    f"{row['counter']:.6f}",
-                ]
-                for row in own
-            ],
-        )  # fmt: skip
-        said += "\n"
-    said += "## Whole runs\n\n" + markdown(
-        ["preset", "tied", "untied", "training, GFLOP per token", "tokens", "EFLOP in all"],
-        [
-            [
-                run["preset"],
-                f"{run['tied'] / 1e6:.1f}M",
-                f"{run['untied'] / 1e6:.1f}M",
-                f"{run['training'] / 1e9:.3f}",
-                f"{run['tokens'] / 1e9:.1f}G",
-                f"{run['total'] / 1e18:.1f}",
-            ]
-            for run in runs
-        ],
-    )
+        said += table(PARTS, [[row] for row in rows if row["size"] == size]) + "\n"
+    said += "## Whole runs\n\n" + table(WHOLE, [[run] for run in runs])
     return said + corrections(rows)
 
 

@@ -1,27 +1,36 @@
 """Shakespeare's characters: losses against parameters, the table of best configurations, whether
 models overfit in long training, and our recipe against baselines that have it too."""
 
-import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..check import check_choice
 from ..dynamics.figures import new_figure, save
 from ..measure.loss import split_loss
-from ..train.config import TrainConfig
 from ..train.distributed import device_named
 from ..train.overrides import replace
 from ..train.precision import autocast
 from ..train.presets import GRIDS, MODELS, PRESETS
-from ..train.report import read_metrics
 from ..train.runs import load_run
 from . import texts
-from .common import Case, Row, carry_out, failures, grouped, markdown, means, spread, write_text
+from .common import Case, carry_out, suffix_of
+from .records import Record, read
+from .tables import (
+    Column,
+    Row,
+    failures,
+    grouped,
+    means,
+    of_first,
+    spread,
+    spread_of,
+    table,
+    write_text,
+)
 
 TITLES = {
     "gpt": "GPT",
@@ -75,63 +84,42 @@ QUICK: dict[str, Any] = {
 
 def cases(recipe: str = "ours", seeds: int = 3, quick: bool = False) -> list[Case]:
     """All parts; ``ours`` is there for our recipe only, and ``table`` for the paper's."""
-    check_choice("recipe", recipe, ["ours", "paper"])
-    form = "_paper" if recipe == "paper" else ""
-    planned: list[tuple[str, str, str, TrainConfig]] = []
+    suffix = suffix_of(recipe)
+    found: list[Case] = []
+
+    def plan(part: str, kind: str, changes: Mapping[str, Any], rate: str = "") -> None:
+        cfg = replace(PRESETS[f"shakespeare_{kind}{suffix}"](), {**PRECISION, **changes})
+        if quick:  # every part and model, two widths of each, all of them tiny
+            if part == "scaling" and cfg.model.width not in (64, 128):
+                return
+            cfg = replace(cfg, {**QUICK, "model.width": 16 if cfg.model.width <= 64 else 32})
+        labels = {"part": part, "recipe": recipe, "model": kind}
+        name = f"{part}-{recipe}-{kind}-w{cfg.model.width}{rate}"
+        found.extend(Case(name, cfg, labels).with_seeds(seeds))
+
     for kind in MODELS:
-        cfg = replace(PRESETS[f"shakespeare_{kind}{form}"](), PRECISION)
         for width in WIDTHS:
-            changed = replace(cfg, {"model.width": width, **SCALING[recipe]})
+            changes = {"model.width": width, **SCALING[recipe]}
             if recipe == "ours":
-                planned.append(("scaling", kind, f"w{width}", changed))
+                plan("scaling", kind, changes)
                 continue
-            planned += [
-                ("scaling", kind, f"w{width}-lr{lr:g}", replace(changed, {"optimiser.lr": lr}))
-                for lr in RATES
-            ]
-        changed = replace(cfg, LONG[recipe])
-        planned.append(("long", kind, f"w{changed.model.width}", changed))
+            for lr in RATES:
+                plan("scaling", kind, {**changes, "optimiser.lr": lr}, f"-lr{lr:g}")
+        plan("long", kind, LONG[recipe])
         if recipe == "paper":
-            planned.append(("table", kind, f"w{cfg.model.width}", cfg))
-    if recipe == "ours":
-        for size, widths in OURS.items():
-            for kind, width in widths.items():
-                changes = {"model.width": width, **REGULARISED[size], **PRECISION}
-                if kind == "nrgpt_certified":
-                    changes |= LEARNED_ALPHA
-                cfg = replace(PRESETS[f"shakespeare_{kind}"](), changes)
-                planned.append((f"ours_{size}", kind, f"w{width}", cfg))
-    if quick:
-        planned = shrink(planned)
-    return [
-        Case(
-            f"{part}-{recipe}-{kind}-{size}-s{seed}",
-            replace(cfg, {"seed": seed}),
-            {"part": part, "recipe": recipe, "model": kind},
-        )
-        for part, kind, size, cfg in planned
-        for seed in range(seeds)
-    ]
-
-
-def shrink(
-    planned: list[tuple[str, str, str, TrainConfig]],
-) -> list[tuple[str, str, str, TrainConfig]]:
-    """Every part and model, two widths of each, all of them tiny."""
-    found = []
-    for part, kind, size, cfg in planned:
-        tiny = replace(cfg, {**QUICK, "model.width": 16 if cfg.model.width <= 64 else 32})
-        width, *rate = size.split("-")
-        if part != "scaling" or width in ("w64", "w128"):
-            found.append((part, kind, "-".join([f"w{tiny.model.width}", *rate]), tiny))
+            plan("table", kind, {})
+    for size, widths in OURS.items() if recipe == "ours" else ():
+        for kind, width in widths.items():
+            certified = LEARNED_ALPHA if kind == "nrgpt_certified" else {}
+            plan(f"ours_{size}", kind, {"model.width": width, **REGULARISED[size], **certified})
     return found
 
 
-def measure(case: Case, run: Path, record: Path, *, samples: int, words: int) -> Row:
+def measure(case: Case, run: Path, record: Record, *, quick: bool) -> Row:
     """The whole split at the best checkpoint too; texts where a table has their metrics."""
     device = device_named("auto")
     best = load_run(run, device=device)
-    loss = json.loads((run / "result.json").read_text())["val_loss_full"]
+    loss = record.read("result.json")["val_loss_full"]
     if best.step != case.cfg.iterations:
         with autocast(case.cfg, torch.device(device)):
             loss = split_loss(best.model, best.dataset(verify=False).tokens("val")).loss
@@ -139,7 +127,7 @@ def measure(case: Case, run: Path, record: Path, *, samples: int, words: int) ->
     if case.labels["model"] == "nrgpt_certified":
         row["certificate"] = bool(best.model.certificate())
     if case.labels["part"] == "table" or case.labels["part"].startswith("ours"):
-        texts.keep_texts(best, record, samples=samples, words=words)
+        texts.keep_texts(best, record, *texts.amount(quick))
     return row
 
 
@@ -151,9 +139,7 @@ def reproduce(
     quick: bool = False,
     **options: Any,
 ) -> list[Path]:
-    samples, words = (2, 10) if quick else (8, 200)
-    measured = partial(measure, samples=samples, words=words)
-    rows = carry_out(cases, to, measured, **options)
+    rows = carry_out(cases, to, partial(measure, quick=quick), **options)
     rows = texts.with_metrics(rows, to, judge, quick)
     files = []
     for part, recipe in grouped(rows, "part", "recipe"):
@@ -161,9 +147,9 @@ def reproduce(
         if part == "scaling":
             files += save(scaling_figure(own, recipe), to / f"scaling-{recipe}", ("png",))
         if part == "long":
-            figure = overfitting_figure(own, to / "runs")
+            figure = overfitting_figure(own, read(to))
             files += save(figure, to / f"overfitting-{recipe}", ("png",))
-        files.append(write_text(to / f"{part}-{recipe}.md", table(own, part, recipe)))
+        files.append(write_text(to / f"{part}-{recipe}.md", loss_table(own, part, recipe)))
     return files
 
 
@@ -218,7 +204,7 @@ def best_configurations(rows: Sequence[Row]) -> list[Row]:
     return [row for runs in best for row in runs]
 
 
-def overfitting_figure(rows: Sequence[Row], records: Path) -> Any:
+def overfitting_figure(rows: Sequence[Row], records: Mapping[str, Record]) -> Any:
     """Estimates over the iterations, and one against the other. A wide GPT's validation loss leaves
     the picture: where the others differ is what it shows."""
     figure = new_figure(15, 4.2)
@@ -227,7 +213,8 @@ def overfitting_figure(rows: Sequence[Row], records: Path) -> Any:
     least = min((row["best_val_loss"] for _, own in groups for row in own), default=0.0)
     for (kind,), own in groups:
         for row in own:
-            entries = [e for e in read_metrics(records / row["case"]) if "val_loss" in e]
+            metrics = records[row["case"]].read("metrics.jsonl")
+            entries = [entry for entry in metrics if "val_loss" in entry]
             steps, training, validation = (
                 [entry[key] for entry in entries] for key in ("step", "train_loss", "val_loss")
             )
@@ -247,29 +234,25 @@ def overfitting_figure(rows: Sequence[Row], records: Path) -> Any:
     return figure
 
 
-def table(rows: Sequence[Row], part: str, recipe: str) -> str:
+def loss_table(rows: Sequence[Row], part: str, recipe: str) -> str:
     """One line for each configuration, means and standard deviations over seeds."""
-    names = ("model", "width", "heads", "steps", "lr", "iterations")
-    lines, measured = [], [row for row in rows if "metrics" in row]
-    metrics = texts.columns(measured)
-    for group, own in in_order(grouped(rows, *names)):
-        kind, *numbers = group
-        line: list[Any] = [TITLES[kind], *numbers, f"{own[0]['parameters_tied']:,}"]
-        line += [f"{own[0]['parameters_untied']:,}", len(own)]
-        for key in ("train_loss", "val_loss", "val_loss_full", "val_loss_full_best"):
-            line.append(spread([row[key] for row in own]))
-        line.append(spread([row["val_loss"] - row["train_loss"] for row in own]))
-        line += [texts.mean_of(own, "model", name) for name in metrics]
-        lines.append(line)
-    if metrics:
-        people = [texts.mean_of(measured, "people", name) for name in metrics]
-        lines.append(["people", *[""] * 13, *people])
-    headings = [
-        "model", "D", "heads", "steps", "lr", "iterations", "tied", "untied", "seeds",
-        "training, estimate", "validation, estimate", "validation, whole split",
-        "whole split, best checkpoint", "gap of the estimates",
-        *(texts.heading(name, measured) for name in metrics),
-    ]  # fmt: skip
+    measured = [row for row in rows if "metrics" in row]
+    columns: dict[str, Column] = {
+        "model": lambda own: TITLES[own[0]["model"]],
+        "D": of_first("width"),
+        **{name: of_first(name) for name in ("heads", "steps", "lr", "iterations")},
+        **{name: of_first(f"parameters_{name}", "{:,}") for name in ("tied", "untied")},
+        "seeds": len,
+        "training, estimate": spread_of("train_loss"),
+        "validation, estimate": spread_of("val_loss"),
+        "validation, whole split": spread_of("val_loss_full"),
+        "whole split, best checkpoint": spread_of("val_loss_full_best"),
+        "gap of the estimates": lambda own: spread(
+            [row["val_loss"] - row["train_loss"] for row in own]
+        ),
+        **texts.metric_columns(measured),
+    }
+    groups = grouped(rows, "model", "width", "heads", "steps", "lr", "iterations")
     context = {row["val_loss_full_least_context"] for row in rows if "error" not in row}
     said = (
         f"# Shakespeare, {part}, recipe: {recipe}\n\nLosses in nats, mean ± standard deviation "
@@ -282,6 +265,8 @@ def table(rows: Sequence[Row], part: str, recipe: str) -> str:
     if measured:
         settings = measured[0]["metrics_settings"]
         said += f"Text metrics: {settings['samples']} texts of {settings['words']} words each. "
-        missing = [name for name in texts.METRICS if name not in metrics]
+        missing = [name for name in texts.METRICS if name not in texts.columns(measured)]
         said += f"Not measured here: {', '.join(missing)}.\n\n" if missing else "\n\n"
-    return said + markdown(headings, lines) + failures(rows)
+    people = texts.people(measured, len(columns))
+    lines = [own for _, own in in_order(groups)]
+    return said + table(columns, lines, *people) + failures(rows)

@@ -2,16 +2,14 @@
 for all; and what the paper's own run would cost."""
 
 import dataclasses
-import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..check import check_choice
 from ..data.shards import Dataset
 from ..dynamics.figures import new_figure, save
 from ..evaluate.mmlu import ask, introduction, pooled, standard_error, subjects_of
@@ -25,18 +23,18 @@ from ..train.presets import PRESETS
 from ..train.report import read_metrics
 from ..train.runs import load_run
 from . import texts
-from .common import (
-    Case,
-    Measure,
+from .common import Case, Measure, carry_out, put_rows, run_folder, suffix_of, usual_speed
+from .records import Record, put, read
+from .tables import (
+    Column,
     Row,
-    carry_out,
     failures,
     grouped,
     markdown,
-    put_rows,
-    run_folder,
+    of_first,
     spread,
-    usual_speed,
+    spread_of,
+    table,
     write_text,
 )
 from .training import screen
@@ -71,12 +69,10 @@ def cases(
 ) -> list[Case]:
     """``data`` is a prepared dataset. Every model sees ``tokens`` tokens, in the same order for the
     same seed."""
-    check_choice("recipe", recipe, ["ours", "paper"])
-    form = "_paper" if recipe == "paper" else ""
-    found = []
+    suffix, found = suffix_of(recipe), []
     for title, preset in ROWS.items():
         changes = {"data.folder": str(data), "batch": BATCH, "accumulation": 1, "graph": True}
-        cfg = replace(PRESETS[preset + form](), changes)
+        cfg = replace(PRESETS[preset + suffix](), changes)
         if recipe == "ours":
             cfg = replace(cfg, {"optimiser.lr": RATE})
         if quick:
@@ -84,41 +80,24 @@ def cases(
             vocabulary = Dataset.open(data).vocab_size
             cfg = replace(cfg, {**QUICK, "model.width": width, "model.vocab_size": vocabulary})
         iterations = max(20, round(tokens / (cfg.batch * cfg.model.context)))
-        cfg = replace(
-            cfg,
-            {
-                "iterations": iterations,
-                "optimiser.warmup": min(cfg.optimiser.warmup, iterations // 10),
-                "eval_every": max(1, iterations // 20 // cfg.log_every) * cfg.log_every,
-                "save_every": max(1, iterations // 4),
-            },
-        )
-        name = preset.removeprefix("owt_")
-        found += [
-            Case(
-                f"{recipe}-{name}-s{seed}",
-                replace(cfg, {"seed": seed}),
-                {"recipe": recipe, "model": title},
-            )
-            for seed in range(seeds)
-        ]
+        changes = {
+            "iterations": iterations,
+            "optimiser.warmup": min(cfg.optimiser.warmup, iterations // 10),
+            "eval_every": max(1, iterations // 20 // cfg.log_every) * cfg.log_every,
+            "save_every": max(1, iterations // 4),
+        }
+        name, labels = preset.removeprefix("owt_"), {"recipe": recipe, "model": title}
+        found += Case(f"{recipe}-{name}", replace(cfg, changes), labels).with_seeds(seeds)
     return found
 
 
 def measure(
-    case: Case,
-    run: Path,
-    record: Path,
-    *,
-    held_out: Path | None,
-    mmlu: Path | None,
-    samples: int,
-    words: int,
+    case: Case, run: Path, record: Record, *, held_out: Path | None, mmlu: Path | None, quick: bool
 ) -> Row:
     """Bits per byte, the held-out dataset, MMLU, and texts to measure and to read side by side."""
     device = device_named("auto")
     loaded = load_run(run, case.cfg.iterations, device=device)
-    result = json.loads((run / "result.json").read_text())
+    result = record.read("result.json")
     names = ("val_loss_full", "val_loss_full_tokens", "val_loss_full_least_context")
     whole = SplitLoss(*(result[name] for name in names))
     row: Row = {"bits": in_bits(whole, loaded.dataset(verify=False))["bits"]}
@@ -128,7 +107,8 @@ def measure(
             row["held_out"] = in_bits(split_loss(loaded.model, other.tokens("val")), other)
         if mmlu is not None:
             row["mmlu"] = ask(loaded, mmlu, limit=QUESTIONS).as_dict()
-    written = texts.keep_texts(loaded, record, samples=samples, words=words)
+    samples, words = texts.amount(quick)
+    written = texts.keep_texts(loaded, record, samples, words)
     row["texts"] = [first_words(text, words // 2) for text in written[:2]]
     return row | {"tokens_per_second": usual_speed(read_metrics(run))}
 
@@ -146,7 +126,10 @@ def completed(
         said = f"{row['case']}: on record without {', '.join(lacks)}, and {run} has no checkpoint"
         screen.print(said, highlight=False, soft_wrap=True)
         return row
-    return row | measured(own[0], run, to / "runs" / row["case"])
+    record = read(to)[row["case"]]
+    row = row | measured(own[0], run, record)
+    put(to, {row["case"]: record})
+    return row
 
 
 def check_mmlu(cases: Sequence[Case], folder: Path) -> None:
@@ -181,25 +164,25 @@ def reproduce(
         Dataset.open(held_out)  # before hours of training
     if mmlu is not None:
         check_mmlu(cases, mmlu)
-    samples, words = (2, 10) if quick else (8, 200)
-    measured = partial(measure, held_out=held_out, mmlu=mmlu, samples=samples, words=words)
+    measured = partial(measure, held_out=held_out, mmlu=mmlu, quick=quick)
     rows = carry_out(cases, to, measured, **options)
     wanted = [name for name, at in (("held_out", held_out), ("mmlu", mmlu)) if at is not None]
     if not options.get("plots_only"):
-        rows = put_rows(to, [completed(row, cases, to, wanted, measured) for row in rows])
+        again = [completed(row, cases, to, wanted, measured) for row in rows]
+        rows = put_rows(to, [new for new, row in zip(again, rows, strict=True) if new is not row])
     rows = texts.with_metrics(rows, to, judge, quick)
     order = list(ROWS).index
     rows = sorted(rows, key=lambda row: (order(row["model"]), row["seed"]))
     files = []
     for (recipe,) in grouped(rows, "recipe"):
         own = [row for row in rows if row["recipe"] == recipe]
-        files += save(curves(own, to / "runs"), to / f"losses-{recipe}", ("png",))
-        files.append(write_text(to / f"table-{recipe}.md", table(own, recipe)))
+        files += save(curves(own, read(to)), to / f"losses-{recipe}", ("png",))
+        files.append(write_text(to / f"table-{recipe}.md", loss_table(own, recipe)))
         files.append(write_text(to / f"samples-{recipe}.md", side_by_side(own)))
     return [*files, write_text(to / "full_run.md", full_run(rows, throughput))]
 
 
-def curves(rows: Sequence[Row], records: Path) -> Any:
+def curves(rows: Sequence[Row], records: Mapping[str, Record]) -> Any:
     """Losses against tokens, FLOPs and seconds: validation (estimates), and faintly those of the
     batches, whose tokens are the same for all models."""
     figure = new_figure(13, 4)
@@ -208,7 +191,7 @@ def curves(rows: Sequence[Row], records: Path) -> Any:
     for row in rows:
         if "error" in row:
             continue
-        entries = read_metrics(records / row["case"])
+        entries = records[row["case"]].read("metrics.jsonl")
         style = "--" if "as many" in row["model"] else "-"
         for key, look in (
             ("val_loss", {"marker": "o", "markersize": 3}),
@@ -228,9 +211,8 @@ def curves(rows: Sequence[Row], records: Path) -> Any:
     losses = [loss for line in axes[0].lines for loss in line.get_ydata()]
     if losses:  # the first updates, from 11 nats on, would take all the room
         axes[0].set_ylim(min(losses) - 0.1, min(losses) + 3)
-    for axis, name in zip(
-        axes, ("tokens", "FLOPs of training", "seconds of training"), strict=True
-    ):
+    names = ("tokens", "FLOPs of training", "seconds of training")
+    for axis, name in zip(axes, names, strict=True):
         axis.set(xlabel=name)
         axis.grid(alpha=0.25)
     axes[0].set_ylabel("loss (nats; faint: of the batches)")
@@ -239,39 +221,31 @@ def curves(rows: Sequence[Row], records: Path) -> Any:
     return figure
 
 
-def table(rows: Sequence[Row], recipe: str) -> str:
+def loss_table(rows: Sequence[Row], recipe: str) -> str:
     measured = [row for row in rows if "metrics" in row]
-    metrics, lines = texts.columns(measured), []
     outside = [row for row in measured if "held_out" in row]
-    asked = any("mmlu" in row for row in rows)
-    for (title,), own in grouped(rows, "model").items():
-        first = own[0]
-        line: list[Any] = [title, first["width"], first["heads"], first["steps"]]
-        line += [f"{first[f'parameters_{kind}'] / 1e6:.2f}M" for kind in ("tied", "untied")]
-        line += [
-            len(own),
-            *(spread([row[key] for row in own]) for key in ("train_loss", "val_loss")),
-        ]
-        line += [spread([row["val_loss_full"] for row in own])]
-        line += [spread([row["bits"] for row in own]) if first["bits"] is not None else "-"]
-        if outside:
-            losses = [row["held_out"]["loss"] for row in own if "held_out" in row]
-            line.append(spread(losses) if losses else "-")
-        line += [f"{first['training_flops']:.3g}", f"{first['seconds']:,.0f}"]
-        if asked:
-            line.append(mmlu_of(own))
-        line += [texts.mean_of(own, "model", name) for name in metrics]
-        lines.append(line)
-    if metrics:
-        people = [texts.mean_of(measured, "people", name) for name in metrics]
-        lines.append(["people", *[""] * (len(lines[0]) - 1 - len(metrics)), *people])
-    headings = [
-        "model", "D", "heads", "steps", "tied", "untied", "seeds", "training, estimate",
-        "validation, estimate", "validation, whole split", "bits per byte or character",
-        *(["held out, whole split"] if outside else []), "training FLOPs", "seconds",
-        *(["MMLU ± standard error (chance: 25 %)"] if asked else []),
-        *(texts.heading(name, measured) for name in metrics),
-    ]  # fmt: skip
+    columns: dict[str, Column] = {
+        "model": of_first("model"),
+        "D": of_first("width"),
+        "heads": of_first("heads"),
+        "steps": of_first("steps"),
+        "tied": lambda own: f"{own[0]['parameters_tied'] / 1e6:.2f}M",
+        "untied": lambda own: f"{own[0]['parameters_untied'] / 1e6:.2f}M",
+        "seeds": len,
+        "training, estimate": spread_of("train_loss"),
+        "validation, estimate": spread_of("val_loss"),
+        "validation, whole split": spread_of("val_loss_full"),
+        "bits per byte or character": lambda own: (
+            spread([row["bits"] for row in own]) if own[0]["bits"] is not None else "-"
+        ),
+    }
+    if outside:
+        columns["held out, whole split"] = held_out_of
+    columns["training FLOPs"] = of_first("training_flops", "{:.3g}")
+    columns["seconds"] = of_first("seconds", "{:,.0f}")
+    if any("mmlu" in row for row in rows):
+        columns["MMLU ± standard error (chance: 25 %)"] = mmlu_of
+    columns |= texts.metric_columns(measured)
     seen = " or ".join(f"{tokens:,}" for tokens in sorted({row["tokens"] for row in rows}))
     said = (
         f"# Text, recipe: {recipe}\n\nEvery model saw {seen} tokens. "
@@ -281,7 +255,13 @@ def table(rows: Sequence[Row], recipe: str) -> str:
     if outside:
         names = sorted({row["held_out"]["dataset"] for row in outside})
         said += f"Held out: {', '.join(names)}, of which nothing was trained on.\n\n"
-    return said + markdown(headings, lines) + failures(rows)
+    people, groups = texts.people(measured, len(columns)), grouped(rows, "model").values()
+    return said + table(columns, groups, *people) + failures(rows)
+
+
+def held_out_of(rows: Sequence[Row]) -> str:
+    losses = [row["held_out"]["loss"] for row in rows if "held_out" in row]
+    return spread(losses) if losses else "-"
 
 
 def mmlu_of(rows: Sequence[Row]) -> str:

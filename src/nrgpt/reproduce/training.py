@@ -1,5 +1,6 @@
 """Training many runs: those of one shape together, several such packs at a time if asked for."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -10,15 +11,18 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from ..check import from_dict
 from ..data.shards import Dataset
 from ..files import write_atomically
 from ..train import checkpoint
 from ..train.config import BOOKKEEPING, TrainConfig
 from ..train.faults import DIVERGED, INTERRUPTED, Interrupt, TrainingError
-from ..train.loop import check_config, differences, train
+from ..train.loop import check_config, flatten, train
 from ..train.packed import shape_of, train_one, train_packed
+from .records import Record
 
 screen = Console()
+SHOWN = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
 
 PACK_BUDGET = 2**28
 """Most of (runs x tokens of a batch x width x steps) in one pack: what its activations grow with.
@@ -37,30 +41,29 @@ def is_over(cfg: TrainConfig, run: Path) -> bool:
     return finished or (run / FAILED).exists()
 
 
-def dataset_of(folder: Path) -> str | None:
-    """The fingerprint of what a finished run was trained on, if it was noted."""
-    path = folder / "result.json"
-    return json.loads(path.read_text()).get("dataset") if path.exists() else None
-
-
-def refuse_other_configuration(cfg: TrainConfig, folder: Path) -> None:
-    """A folder's run must be the very one that is asked for. Unlike a run that a user goes on with,
+def refuse_other_configuration(cfg: TrainConfig, record: Record, where: str) -> None:
+    """What is there must be the very run that is asked for. Unlike a run that a user goes on with,
     it may not have another number of iterations: its schedule would be a mixture."""
-    path = folder / "config.json"
-    if not path.exists():
+    if "config.json" not in record:
         return
-    passed_over = BOOKKEEPING - {"iterations"}
-    trained_on, changed = dataset_of(folder), []
+    passed_over, changed = BOOKKEEPING - {"iterations"}, []
+    # The fingerprint of what a finished run was trained on, if it was noted.
+    trained_on = record.read("result.json").get("dataset") if "result.json" in record else None
     if cfg.data.folder is not None and trained_on is not None:  # wherever it lies now
         passed_over = passed_over | {"data.folder"}
         if Dataset.open(Path(cfg.data.folder), verify=False).fingerprint != trained_on:
             changed = [f"{cfg.data.folder} is another dataset than it was trained on"]
-    found = differences(path, cfg).items()
-    differ = changed + [text for name, text in found if name not in passed_over]
+    stored = from_dict(TrainConfig, record.read("config.json"))
+    before, now = (flatten(dataclasses.asdict(one)) for one in (stored, cfg))
+    differ = changed + [
+        f"{name}: {before[name]!r} -> {value!r}"
+        for name, value in now.items()
+        if before[name] != value and name not in passed_over
+    ]
     if differ:
         raise ValueError(
-            f"{folder} is of another configuration ({'; '.join(differ)}); choose a folder of "
-            "another name with --to, or remove this one"
+            f"{where} is of another configuration ({'; '.join(differ)}); choose a folder of "
+            "another name with --to, or remove it (a record: python -m nrgpt.reproduce.records)"
         )
 
 
@@ -135,7 +138,7 @@ def in_processes(packs: list[Pack], processes: int) -> Iterator[Pack]:
     waiting = list(reversed(packs))
     running: dict[subprocess.Popen[bytes], Pack] = {}
     faults = []
-    with Interrupt().watching() as interrupt, progress_bar() as bar:
+    with Interrupt().watching() as interrupt, Progress(*SHOWN, console=screen) as bar:
         task = bar.add_task("runs", total=sum(map(len, packs)))
         try:
             while (waiting or running) and not interrupt.received:
@@ -170,13 +173,3 @@ def start(pack: Pack) -> subprocess.Popen[bytes]:
     with (pack[0][1] / "output.txt").open("ab") as log:
         command = [sys.executable, "-m", "nrgpt.reproduce", *runs]
         return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-
-
-def progress_bar() -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=screen,
-    )

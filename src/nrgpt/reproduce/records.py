@@ -1,0 +1,191 @@
+"""The records of an experiment in one file, FOLDER/records.jsonl: a line for each run.
+
+    {"case": NAME, "files": {"config.json": {...}, "metrics.jsonl": [...], "samples.txt": "..."}}
+
+A JSON file is stored as its value if writing that value gives the same bytes, other text as a
+string, anything else as base64 under "binary". Unpacked files are identical to what was packed.
+Lines are sorted by name, so that packing the same files again changes nothing.
+
+    python -m nrgpt.reproduce.records list FOLDER            the runs, and the files of each
+    python -m nrgpt.reproduce.records unpack FOLDER          FOLDER/runs/NAME/...
+    python -m nrgpt.reproduce.records pack FOLDER [RUN ...]  the reverse, by default of all of them
+    python -m nrgpt.reproduce.records remove FOLDER NAME ...
+"""
+
+import base64
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..files import write_atomically
+
+FILE = "records.jsonl"
+
+FORMATS: dict[str, tuple[Callable[[str], Any], Callable[[Any], str]]] = {
+    ".json": (json.loads, lambda value: json.dumps(value, indent=1)),
+    ".jsonl": (
+        lambda text: [json.loads(line) for line in text.split("\n") if line],
+        lambda value: "".join(json.dumps(entry) + "\n" for entry in value),
+    ),
+}
+"""How files of a suffix are read, and how the package writes them."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """The small files of one run, by name."""
+
+    files: dict[str, bytes]
+
+    @classmethod
+    def of(cls, run: Path, names: Iterable[str] | None = None) -> "Record":
+        """The files of a folder, or those of these names that it has."""
+        wanted = [path.name for path in run.iterdir()] if names is None else names
+        return cls({name: (run / name).read_bytes() for name in wanted if (run / name).exists()})
+
+    @classmethod
+    def from_line(cls, line: Mapping[str, Any]) -> "Record":
+        files = {name: base64.b64decode(text) for name, text in line.get("binary", {}).items()}
+        for name, value in line["files"].items():
+            text = value if isinstance(value, str) else FORMATS[Path(name).suffix][1](value)
+            files[name] = text.encode()
+        return cls(files)
+
+    def to_line(self, case: str) -> str:
+        texts: dict[str, Any] = {}
+        binary = {}
+        for name, content in sorted(self.files.items()):
+            try:
+                texts[name] = value_of(name, content.decode())
+            except UnicodeDecodeError:
+                binary[name] = base64.b64encode(content).decode()
+        line = {"case": case, "files": texts} | ({"binary": binary} if binary else {})
+        return json.dumps(line) + "\n"
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.files
+
+    def read(self, name: str) -> Any:
+        """What a .json or .jsonl file says."""
+        return FORMATS[Path(name).suffix][0](self.files[name].decode())
+
+    def write(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in self.files.items():
+            (folder / name).write_bytes(content)
+
+
+def value_of(name: str, text: str) -> Any:
+    """What stands for a text file in its line."""
+    if Path(name).suffix in FORMATS:
+        parse, write = FORMATS[Path(name).suffix]
+        with contextlib.suppress(ValueError):
+            value = parse(text)
+            if not isinstance(value, str) and write(value) == text:
+                return value
+    return text
+
+
+def read_lines(path: Path) -> dict[str, dict[str, Any]]:
+    """The lines of a file of results or records, by case; none if there is no such file."""
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    found = [parse_line(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
+    return {line["case"]: line for line in found}
+
+
+def parse_line(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+        if isinstance(row, dict) and "case" in row:
+            return row
+        problem = "it names no case"
+    except ValueError as error:
+        problem = str(error)
+    raise ValueError(
+        f"{where}: no row of results ({problem}); delete this line, and its run will be recorded "
+        "again"
+    )
+
+
+def read(folder: Path) -> dict[str, Record]:
+    """All records of an experiment, by case."""
+    return {case: Record.from_line(line) for case, line in read_lines(folder / FILE).items()}
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """No other process that asks for the same lock changes the folder meanwhile."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def put(folder: Path, records: Mapping[str, Record | None]) -> None:
+    """Add these records, in place of those of the same cases; None removes one. The file is
+    replaced as a whole: a crash leaves the old one or the new one."""
+    with locked(folder):
+        lines = {case: json.dumps(v) + "\n" for case, v in read_lines(folder / FILE).items()}
+        for case, record in records.items():
+            lines.pop(case, None)
+            if record is not None:
+                lines[case] = record.to_line(case)
+        write_atomically(folder / FILE, "".join(lines[case] for case in sorted(lines)))
+
+
+# The command line --------------------------------------------------------------------------------
+
+app = typer.Typer(help="Pack, unpack and list the records of an experiment.")
+
+
+@app.command("list")
+def list_records(folder: Path) -> None:
+    for case, record in read(folder).items():
+        sizes = (f"{name} {len(content):,}" for name, content in sorted(record.files.items()))
+        print(f"{case}: {', '.join(sizes)}")
+
+
+@app.command()
+def pack(folder: Path, runs: Annotated[list[Path] | None, typer.Argument()] = None) -> None:
+    """Add the files of these folders (default: FOLDER/runs/*) to the records, and delete them."""
+    runs = runs or sorted(path for path in (folder / "runs").glob("*") if path.is_dir())
+    for path in (path for run in runs for path in run.iterdir() if not path.is_file()):
+        raise typer.BadParameter(f"{path} is no file: only what a record keeps can be packed")
+    packed = {run.name: Record.of(run) for run in runs}
+    put(folder, packed)
+    on_disk = read(folder)
+    for run in runs:
+        if on_disk[run.name] == packed[run.name]:
+            shutil.rmtree(run)
+        else:
+            raise RuntimeError(f"{run} was changed meanwhile, and is kept")
+    print(f"{len(packed):,} of {len(on_disk):,} records in {folder / FILE} are new or replaced")
+
+
+@app.command()
+def unpack(folder: Path, to: Path | None = None) -> None:
+    """Write the files of every record to TO/NAME (default: FOLDER/runs/NAME)."""
+    for case, record in read(folder).items():
+        record.write((to or folder / "runs") / case)
+
+
+@app.command()
+def remove(folder: Path, cases: list[str]) -> None:
+    """Forget these records: `nrgpt reproduce` will make them again."""
+    if missing := [case for case in cases if case not in read(folder)]:
+        raise typer.BadParameter(f"no record of {', '.join(missing)}")
+    put(folder, dict.fromkeys(cases))
+
+
+if __name__ == "__main__":
+    app()
