@@ -9,7 +9,7 @@ from ..models import config, relative
 
 
 def random_norm(kind, eps=1e-5):
-    norm = make_norm(config(norm=kind, **({} if norm == "none" else {"norm_eps": eps}))).double()
+    norm = make_norm(config(norm=kind, **({} if kind == "none" else {"norm_eps": eps}))).double()
     with torch.no_grad():
         for parameter in norm.parameters():
             parameter.copy_(torch.randn_like(parameter))

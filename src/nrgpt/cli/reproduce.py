@@ -195,3 +195,18 @@ def text(
     }
     options |= {"processes": processes, "plots_only": plots_only, "forget": forget}
     tell(text.reproduce(found, where, **options))
+
+
+@reproduce_app.command(hidden=True)
+@clear_errors
+def runs(folders: list[Path]) -> None:
+    """Train the runs whose configurations are in these folders, as one pack: this is how
+    `nrgpt reproduce --processes N` starts its processes."""
+    import json
+
+    from ..check import from_dict
+    from ..reproduce.training import train_pack
+    from ..train.config import TrainConfig
+
+    configs = [json.loads((run / "config.json").read_text()) for run in folders]
+    train_pack([from_dict(TrainConfig, config) for config in configs], folders)

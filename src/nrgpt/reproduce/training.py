@@ -171,5 +171,5 @@ def start(pack: Pack) -> subprocess.Popen[bytes]:
         check_config(cfg, run)  # writes it, for the process to read
     runs = [str(run) for _, run in pack]
     with (pack[0][1] / "output.txt").open("ab") as log:
-        command = [sys.executable, "-m", "nrgpt.reproduce", *runs]
+        command = [sys.executable, "-m", "nrgpt", "reproduce", "runs", *runs]
         return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
