@@ -3,8 +3,6 @@
 import dataclasses
 import itertools
 import json
-import os
-import signal
 
 import pytest
 import torch
@@ -13,9 +11,9 @@ from nrgpt.train import loop
 from nrgpt.train.config import OptimiserConfig
 from nrgpt.train.faults import TrainingError
 from nrgpt.train.optim import make_optimisers, rate_at
-from nrgpt.train.packed import shape_of
 from nrgpt.train.packed_step import PackedStep
-from tests.runs import debug, final_weights, losses, same
+from nrgpt.train.updates import shape_of
+from tests.runs import debug, final_weights, losses, same, stop_at
 
 FAMILIES = [
     ("model.block=nrgpt", "optimiser.name=adamw"),
@@ -51,19 +49,6 @@ def test_the_precision_that_fits_a_cpu(tmp_path):
     auto, fp32, bf16 = (final_weights(tmp_path / name) for name in ("auto", "fp32", "bf16"))
     assert same(auto, fp32)
     assert not same(auto, bf16)
-
-
-def stop_at(monkeypatch, step):
-    """As if SIGTERM had arrived during this iteration."""
-    original = loop.Trainer.update
-
-    def update(self):
-        loss = original(self)
-        if self.step == step:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return loss
-
-    monkeypatch.setattr(loop.Trainer, "update", update)
 
 
 def test_a_failing_start_leaves_no_configuration_behind(tmp_path):

@@ -49,7 +49,7 @@ def train(
 
     Several seeds and learning rates together: nrgpt train PRESET --packed seeds=8 lr=1e-3,2e-3
     """
-    from ..train.packed import train_one
+    from ..train.loop import train as train_run
 
     if packed:
         several = [packed_field(assignment) for assignment in overrides or []]
@@ -57,7 +57,7 @@ def train(
         return
     cfg = override(preset(name), overrides or [])
     folder = to or default_run(name, cfg)
-    result = train_one(cfg, folder)
+    result = train_run(cfg, folder)
     if os.environ.get("RANK", "0") == "0":  # of several processes, one speaks
         screen.print_json(data=result)
         screen.print(f"everything is in {folder}")

@@ -16,10 +16,10 @@ from ..measure.loss import split_loss
 from ..train.config import TrainConfig
 from ..train.distributed import device_named
 from ..train.overrides import replace
-from ..train.precision import autocast
 from ..train.presets import GRIDS, MODELS, PRESETS
 from ..train.report import read_metrics
 from ..train.runs import load_run
+from ..train.speed import autocast
 from . import texts
 from .common import Case, Row, carry_out, failures, grouped, markdown, means, spread, write_text
 

@@ -15,8 +15,8 @@ from ..files import write_atomically
 from ..train import checkpoint
 from ..train.config import BOOKKEEPING, TrainConfig
 from ..train.faults import DIVERGED, INTERRUPTED, Interrupt, TrainingError
-from ..train.loop import check_config, differences, train
-from ..train.packed import shape_of, train_one, train_packed
+from ..train.loop import check_config, differences, train, train_packed
+from ..train.updates import shape_of
 
 screen = Console()
 
@@ -101,8 +101,7 @@ def train_pack(cfgs: Sequence[TrainConfig], runs: Sequence[Path]) -> None:
                 continue
             interrupt.heed()
             try:
-                # Alone on the way to divergence, a run must be able to go back: train can.
-                train_one(cfg, run) if len(cfgs) == 1 else train(cfg, run)
+                train(cfg, run)
             except TrainingError as error:
                 if error.code != DIVERGED:
                     raise

@@ -74,8 +74,7 @@ def save_checkpoint(
 
 
 def load_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
-    """Weights, optimiser state and state of one checkpoint, after checking it whole."""
-    verify(folder)
+    """Weights, optimiser state and state of one checkpoint, which must have been verified."""
     state = json.loads((folder / "state.json").read_text())
     return load_file(folder / FILES[0]), load_file(folder / FILES[1]), state
 
@@ -171,11 +170,15 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
 @torch.no_grad()
 def load_model_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     own = model.state_dict()
+    check_names(own, tensors)
+    for name, value in own.items():
+        value.copy_(like(value, tensors[name]))
+
+
+def check_names(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
     if own.keys() != tensors.keys():
         differ = sorted(own.keys() ^ tensors.keys())
         raise CheckpointError(f"the checkpoint is of another model: {', '.join(differ)}")
-    for name, value in own.items():
-        value.copy_(like(value, tensors[name]))
 
 
 def like(target: Tensor, source: Tensor) -> Tensor:

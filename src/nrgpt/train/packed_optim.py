@@ -86,6 +86,9 @@ class PackedOptimiser:
             lambda shape: math.sqrt(max(1.0, shape[1] / shape[-1])) if len(shape) > 2 else 1.0
         )[: self.border]
         self.updates = torch.zeros(runs, dtype=torch.float64, device=self.device)
+        self.failures = torch.full((runs, 3), -1.0, dtype=torch.float64, device=self.device)
+        """Update, loss and norm of the first failure of each run; -1: none. Kept on the device, so
+        that nobody waits for it after each update."""
         self.lr = self.vector([o.lr for o in optimisers])
         self.muon_lr = self.vector([o.muon_lr for o in optimisers])
         self.weight_decay = self.vector([o.weight_decay for o in optimisers])
@@ -113,6 +116,9 @@ class PackedOptimiser:
         shrink = (self.clip / (norms + 1e-6)).clamp(max=1).to(gradient.dtype)
         gradient = torch.where(fine, gradient * shrink, 0)
         rates = torch.where(fine, rates[:, None], 0)
+        found = torch.stack([self.updates, losses.double(), norms[:, 0]], 1)
+        is_first = ~fine & (self.failures[:, :1] < 0)
+        self.failures.copy_(torch.where(is_first, found, self.failures))
         self.updates += 1
         if self.by_muon:
             self.muon(gradient[:, : self.border], rates * self.muon_lr)

@@ -197,6 +197,7 @@ class PackedStep:
     def load(self, run: int, weights: dict[str, Tensor], state: dict[str, Tensor]) -> None:
         for name, value in weights.items():
             self.weights[name][run] = value
+        self.optimiser.failures[run] = -1
         states = self.optimiser.named_states()
         for path, value in state.items():
             if path.endswith("/step"):

@@ -116,7 +116,8 @@ def energy_figure(steps: int, rate: Literal["identity", "free"]) -> TrainConfig:
         rate=rate,
         learn_gamma=rate != "identity",
     )
-    return dataclasses.replace(cfg, model=model, checkpoint_steps=steps > 50)
+    is_deep = steps > 50
+    return dataclasses.replace(cfg, model=model, checkpoint_steps=is_deep, graph=not is_deep)
 
 
 # Shakespeare -------------------------------------------------------------------------------------
