@@ -88,7 +88,8 @@ def test_training_learns():
 
 @pytest.mark.parametrize("decay", ["cosine", "exponential", "linear", "constant"])
 def test_schedule(decay):
-    cfg = OptimiserConfig(warmup=10, decay=decay, final=0.04)
+    own = {} if decay == "constant" else {"final": 0.04}
+    cfg = OptimiserConfig(warmup=10, decay=decay, **own)
     rates = [rate_at(step, 100, cfg) for step in range(100)]
     assert rates[0] == 0.1
     assert rates[9] == rates[10] == 1.0
