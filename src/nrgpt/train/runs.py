@@ -13,7 +13,7 @@ from ..data.listops import read_expression, render
 from ..data.shards import Dataset
 from ..data.tokenizer import SymbolTokenizer, Tokenizer, load_tokenizer
 from ..model.network import LanguageModel
-from .checkpoint import FILES, is_valid, newest_valid, verify
+from .checkpoint import FILES, CheckpointError, fault_of, newest_valid
 from .config import TrainConfig
 from .data import TOKENIZER, open_dataset, prepare_dataset
 
@@ -69,7 +69,8 @@ def load_run(folder: Path | str, step: int | None = None, *, device: str = "cpu"
     if not config.is_file():
         raise FileNotFoundError(f"{folder} is not a run: there is no {config}")
     cfg = from_dict(TrainConfig, json.loads(config.read_text()))
-    newest, faults = newest_valid(folder / "checkpoints")
+    saved = folder / "checkpoints"
+    newest, faults = newest_valid(saved)
     if newest is None:
         said = f" ({'; '.join(faults)})" if faults else ""
         raise FileNotFoundError(
@@ -77,14 +78,16 @@ def load_run(folder: Path | str, step: int | None = None, *, device: str = "cpu"
             "they were deleted, remove the folder first"
         )
     state = json.loads((newest / "state.json").read_text())
-    wanted = int(state["best"].get("step", state["step"])) if step is None else step
-    chosen = newest.with_name(f"step-{wanted:08d}")
-    if step is None and not is_valid(chosen):
-        chosen, wanted = newest, int(state["step"])
-    if not chosen.is_dir():
-        kept = ", ".join(path.name for path in sorted(chosen.parent.glob("step-*")))
+    wanted = state["best"].get("step", state["step"]) if step is None else step
+    chosen = saved / f"step-{int(wanted):08d}"
+    if step is not None and not chosen.is_dir():
+        kept = ", ".join(path.name for path in sorted(saved.glob("step-*")))
         raise FileNotFoundError(f"step = {step}: {folder} keeps {kept}")
-    verify(chosen)
+    if chosen != newest and (fault := fault_of(chosen)):  # the newest one has been checked
+        if step is not None:
+            raise CheckpointError(fault)
+        chosen = newest
     model = LanguageModel(cfg.model)
     model.load_state_dict(load_file(chosen / FILES[0]))
-    return Run(folder, cfg, model.to(device).eval(), wanted, tuple(faults))
+    number = int(chosen.name.removeprefix("step-"))
+    return Run(folder, cfg, model.to(device).eval(), number, tuple(faults))
