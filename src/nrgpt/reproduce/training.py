@@ -15,7 +15,8 @@ from ..files import write_atomically
 from ..train import checkpoint
 from ..train.config import BOOKKEEPING, TrainConfig
 from ..train.faults import DIVERGED, INTERRUPTED, Interrupt, TrainingError
-from ..train.loop import check_config, differences, train, train_packed
+from ..train.loop import train, train_packed
+from ..train.runs import check_config, differences
 from ..train.updates import shape_of
 
 screen = Console()

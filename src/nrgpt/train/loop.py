@@ -22,17 +22,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..check import from_dict
 from ..data.shards import Dataset
-from ..files import write_atomically
 from . import checkpoint
-from .config import BOOKKEEPING, TrainConfig
+from .config import TrainConfig
 from .data import Streams, keep_tokenizer, open_dataset, prepare_dataset
 from .distributed import World, world
 from .faults import DIVERGED, INTERRUPTED, Interrupt, TrainingError, only_process
 from .optim import rate_at
-from .report import Report, environment
+from .report import Report
 from .result import write_result
+from .runs import check_config
 from .speed import matrix_product_rate, training_flops_per_token
 from .updates import Batch, Failure, choose_update
 
@@ -71,40 +70,6 @@ def train_packed(cfgs: Sequence[TrainConfig], runs: Sequence[Path]) -> list[dict
     return [json.loads((run / "result.json").read_text()) for run in runs]
 
 
-def check_config(cfg: TrainConfig, run: Path) -> None:
-    """Write RUN/config.json, or refuse to go on with a run of another configuration."""
-    path = run / "config.json"
-    if path.exists():
-        differ = differences(path, cfg)
-        if "iterations" in differ:
-            print(f"{differ['iterations']}: the learning rate's schedule stretches with it")
-        changed = [text for name, text in differ.items() if name not in BOOKKEEPING]
-        if changed:
-            raise ValueError(
-                f"{run} holds a run of another configuration ({'; '.join(changed)}); choose "
-                "another folder with --to, or remove this one"
-            )
-    write_atomically(path, json.dumps(dataclasses.asdict(cfg), indent=1))
-    write_atomically(run / "environment.json", json.dumps(environment(), indent=1))
-
-
-def differences(path: Path, cfg: TrainConfig) -> dict[str, str]:
-    """Where a configuration on disk is not this one, by field. One from before a field was there
-    has its default."""
-    try:
-        stored = from_dict(TrainConfig, json.loads(path.read_text()))
-    except json.JSONDecodeError as error:
-        raise ValueError(
-            f"{path}: no configuration ({error}); put back the one it was, or choose another folder"
-        ) from error
-    before, now = flatten(dataclasses.asdict(stored)), flatten(dataclasses.asdict(cfg))
-    return {
-        name: f"{name}: {before[name]!r} -> {value!r}"
-        for name, value in now.items()
-        if before[name] != value
-    }
-
-
 def seed_of_step(seed: int, step: int, rank: int) -> int:
     """What the random generator starts an iteration with."""
     return int(np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)[0])
@@ -116,16 +81,6 @@ def steps_of_update(cfg: TrainConfig, step: int) -> int | None:
         return None
     least, most = cfg.random_steps
     return int(np.random.default_rng([cfg.seed, step, 1]).integers(least, most + 1))
-
-
-def flatten(fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in fields.items():
-        if isinstance(value, dict):
-            flat |= flatten(value, f"{prefix}{name}.")
-        else:
-            flat[prefix + name] = value
-    return flat
 
 
 @dataclasses.dataclass(eq=False)

@@ -1,7 +1,9 @@
-"""Run folders, from the reader's side: the model, its tokenizer and its configuration."""
+"""Run folders: their configuration, model and tokenizer."""
 
+import dataclasses
 import functools
 import json
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +14,13 @@ from ..check import from_dict
 from ..data.listops import read_expression, render
 from ..data.shards import Dataset
 from ..data.tokenizer import SymbolTokenizer, Tokenizer, load_tokenizer
+from ..files import write_atomically
 from ..model.network import LanguageModel
 from .checkpoint import FILES, CheckpointError, fault_of, newest_valid
-from .config import TrainConfig
+from .config import BOOKKEEPING, TrainConfig
 from .data import TOKENIZER, open_dataset, prepare_dataset
+from .overrides import known_names
+from .report import environment
 
 
 @dataclass(frozen=True)
@@ -91,3 +96,37 @@ def load_run(folder: Path | str, step: int | None = None, *, device: str = "cpu"
     model.load_state_dict(load_file(chosen / FILES[0]))
     number = int(chosen.name.removeprefix("step-"))
     return Run(folder, cfg, model.to(device).eval(), number, tuple(faults))
+
+
+def check_config(cfg: TrainConfig, run: Path) -> None:
+    """Write RUN/config.json, or refuse to go on with a run of another configuration."""
+    path = run / "config.json"
+    if path.exists():
+        differ = differences(path, cfg)
+        if "iterations" in differ:
+            print(f"{differ['iterations']}: the learning rate's schedule stretches with it")
+        changed = [text for name, text in differ.items() if name not in BOOKKEEPING]
+        if changed:
+            raise ValueError(
+                f"{run} holds a run of another configuration ({'; '.join(changed)}); choose "
+                "another folder with --to, or remove this one"
+            )
+    write_atomically(path, json.dumps(dataclasses.asdict(cfg), indent=1))
+    write_atomically(run / "environment.json", json.dumps(environment(), indent=1))
+
+
+def differences(path: Path, cfg: TrainConfig) -> dict[str, str]:
+    """Where a configuration on disk is not this one, by field. A field that it does not have yet is
+    taken at its default."""
+    try:
+        stored = from_dict(TrainConfig, json.loads(path.read_text()))
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f"{path}: no configuration ({error}); put back the one it was, or choose another folder"
+        ) from error
+    values = {name: operator.attrgetter(name) for name in known_names(cfg)}
+    return {
+        name: f"{name}: {value(stored)!r} -> {value(cfg)!r}"
+        for name, value in values.items()
+        if value(stored) != value(cfg)
+    }

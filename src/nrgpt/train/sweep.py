@@ -17,8 +17,9 @@ from rich.table import Table
 from ..check import check_choice
 from .config import TrainConfig
 from .faults import DIVERGED, Interrupt, TrainingError
-from .loop import check_config, train, train_packed
+from .loop import train, train_packed
 from .overrides import override, parse
+from .runs import check_config
 from .updates import shape_of
 
 screen = Console()
