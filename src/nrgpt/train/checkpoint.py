@@ -219,8 +219,7 @@ def named(model: nn.Module, optimiser: Optimizer) -> list[tuple[str, nn.Paramete
 
 def checked_state(state: dict[str, Any], run: Path, dataset: Dataset) -> dict[str, Any]:
     """What a run goes on with, if this is the dataset that it was trained on."""
-    fingerprint = state.get("dataset", dataset.fingerprint)
-    if fingerprint != dataset.fingerprint:
+    if state.get("dataset", dataset.fingerprint) != dataset.fingerprint:
         raise ValueError(
             f"{dataset.folder} is not the dataset that {run} was trained on; give it back, or "
             "start another run"
@@ -229,4 +228,4 @@ def checked_state(state: dict[str, Any], run: Path, dataset: Dataset) -> dict[st
     # The best one may be gone, if this is not the newest checkpoint there has been.
     if best and not (run / "checkpoints" / f"step-{best['step']:08d}").is_dir():
         best = {}
-    return {**state, "best": best, "dataset": fingerprint}
+    return {**state, "best": best}

@@ -9,12 +9,12 @@ Each run has its own folder, with the same files whether it is trained alone or 
 go on either way. How an update is computed is up to updates.py.
 """
 
-import dataclasses
 import gc
 import json
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +83,7 @@ def steps_of_update(cfg: TrainConfig, step: int) -> int | None:
     return int(np.random.default_rng([cfg.seed, step, 1]).integers(least, most + 1))
 
 
-@dataclasses.dataclass(eq=False)
+@dataclass(eq=False)
 class Member:
     """One of the runs that a trainer drives."""
 
@@ -91,17 +91,15 @@ class Member:
     cfg: TrainConfig
     run: Path
     dataset: Dataset
-    report: Report = dataclasses.field(init=False)
+    report: Report = field(init=False)
+    state: dict[str, Any] = field(
+        default_factory=lambda: {"rate_factor": 1.0, "rollbacks": 0, "best": {}}
+    )
+    """What a checkpoint holds besides tensors, its step and the dataset."""
 
-    def __post_init__(self) -> None:
-        self.folder = self.run / "checkpoints"
-        self.state: dict[str, Any] = {
-            "rate_factor": 1.0,
-            "rollbacks": 0,
-            "best": {},
-            "dataset": self.dataset.fingerprint,
-        }
-        """What a checkpoint holds besides tensors and its step."""
+    @property
+    def folder(self) -> Path:
+        return self.run / "checkpoints"
 
     def rate(self, step: int) -> float:
         """The learning rate as a share of its largest."""
@@ -167,7 +165,8 @@ class Trainer:
                 improved = self.evaluate() if evaluates or last else []
                 if logs or evaluates or last:
                     since, began = time.perf_counter(), self.step
-                self.save(self.running if stop or last or saves else improved)
+                if to_save := self.running if stop or last or saves else improved:
+                    self.save(to_save)
                 if stop and not last:
                     name = self.interrupt.received or "a signal to another process"
                     message = f"{name}: saved at step {self.step}; run the same command to go on"
@@ -180,21 +179,16 @@ class Trainer:
 
     def advance(self) -> Tensor:
         """One update of all runs; returns their losses."""
-        cfg, where, seeds = self.cfg, self.where, [member.cfg.seed for member in self.members]
+        cfg, where, step = self.cfg, self.where, self.step
+        seeds = [member.cfg.seed for member in self.members]
         sizes = {"size": cfg.batch, "context": cfg.model.context}
-        x, y = self.streams["train"].batch(
-            seeds, step=self.step, rank=where.rank, world=where.size, **sizes
+        drawn = self.streams["train"].batch(
+            seeds, step=step, rank=where.rank, world=where.size, **sizes
         )
-        batch = Batch(
-            self.step,
-            x,
-            y,
-            inference_steps=steps_of_update(cfg, self.step),
-            seeds=[seed_of_step(seed, self.step, where.rank) for seed in seeds],
-            rates=[member.rate(self.step) for member in self.members],
-        )
+        own = [seed_of_step(seed, step, where.rank) for seed in seeds]
+        rates = [member.rate(step) for member in self.members]
         self.step += 1
-        return self.update(batch)
+        return self.update(Batch(step, *drawn, steps_of_update(cfg, step), own, rates))
 
     def finish(self) -> None:
         """Measure what is measured once, and write RUN/result.json."""
@@ -242,9 +236,9 @@ class Trainer:
         for member in members:
             weights, optimiser = self.update.tensors(member.number)  # takes all processes
             if self.where.is_first:
-                folder, state = member.folder, member.state
-                checkpoint.save_checkpoint(folder, self.step, weights, optimiser, state)
-                checkpoint.prune(folder, self.cfg.keep, state["best"].get("step"))
+                state = {**member.state, "dataset": member.dataset.fingerprint}
+                checkpoint.save_checkpoint(member.folder, self.step, weights, optimiser, state)
+                checkpoint.prune(member.folder, self.cfg.keep, state["best"].get("step"))
         self.where.barrier()
 
     def resume(self) -> None:

@@ -182,25 +182,3 @@ class PackedStep:
                 stack.enter_context(packed())
                 stack.enter_context(sdpa_kernel(BACKENDS))
             yield
-
-    def tensors(self, run: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Weights and optimiser state of one run, as its lone run would save them."""
-        weights = {name: value[run].detach().cpu().clone() for name, value in self.weights.items()}
-        optimiser = self.optimiser
-        state = {name: value[run].cpu().clone() for name, value in optimiser.named_states().items()}
-        count = optimiser.updates[run].float().cpu()
-        adam = 1 if optimiser.by_muon else 0
-        state |= {f"{adam}/{name}/step": count.clone() for name in optimiser.by_adam}
-        return weights, state
-
-    @torch.no_grad()
-    def load(self, run: int, weights: dict[str, Tensor], state: dict[str, Tensor]) -> None:
-        for name, value in weights.items():
-            self.weights[name][run] = value
-        self.optimiser.failures[run] = -1
-        states = self.optimiser.named_states()
-        for path, value in state.items():
-            if path.endswith("/step"):
-                self.optimiser.updates[run] = value.double()
-            else:
-                states[path][run] = value

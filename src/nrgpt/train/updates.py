@@ -6,8 +6,8 @@ same for all three.
 
 import dataclasses
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from .optim import make_optimisers, set_rate
 from .packed_step import PackedStep
 from .speed import autocast, forget_compiled
 
+Configs = Sequence[TrainConfig]
 Tensors = tuple[dict[str, Tensor], dict[str, Tensor]]
 
 
@@ -54,36 +55,29 @@ class Batch:
     """Of each run, as a share of its largest."""
 
 
-class Update(ABC):
+class Update(Protocol):
     """Holds the models and optimiser states of one or several runs, and updates them."""
 
-    is_deferred = False
+    is_deferred: bool
     """Whether ``failures`` waits for the device. If so, the trainer asks only before it writes."""
 
-    @abstractmethod
-    def __init__(self, cfgs: Sequence[TrainConfig], where: World): ...
-
-    @abstractmethod
     def __call__(self, batch: Batch) -> Tensor:
         """Update all runs; returns their losses, (runs,)."""
 
-    @abstractmethod
     def failures(self) -> list[Failure | None]:
         """The first failure of each run since it was loaded."""
 
-    @abstractmethod
     def estimates(self, streams: Streams, seeds: Sequence[int]) -> list[float]:
         """The mean loss of each run over ``eval_batches`` random batches, without dropout."""
 
-    @abstractmethod
-    def model(self, number: int) -> LanguageModel: ...
+    def model(self, number: int) -> LanguageModel:
+        """The model of one run, to be evaluated."""
 
-    @abstractmethod
     def tensors(self, number: int) -> Tensors:
         """Weights and optimiser state of one run, as checkpoints hold them."""
 
-    @abstractmethod
-    def load(self, number: int, weights: dict[str, Tensor], state: dict[str, Tensor]) -> None: ...
+    def load(self, number: int, weights: dict[str, Tensor], state: dict[str, Tensor]) -> None:
+        """Take over what ``tensors`` gave."""
 
 
 def new_model(cfg: TrainConfig, where: World) -> LanguageModel:
@@ -91,10 +85,12 @@ def new_model(cfg: TrainConfig, where: World) -> LanguageModel:
     return LanguageModel(cfg.model).to(where.device)
 
 
-class Plain(Update):
+class Plain:
     """One run with torch's optimisers, in one process or several."""
 
-    def __init__(self, cfgs: Sequence[TrainConfig], where: World):
+    is_deferred = False
+
+    def __init__(self, cfgs: Configs, where: World):
         cfg = cfgs[0]
         self.cfg, self.where = cfg, where
         self.own = new_model(cfg, where)
@@ -162,12 +158,12 @@ class Plain(Update):
         self.failure = None
 
 
-class Packed(Update):
+class Packed:
     """Several runs of one shape at once, batched by vmap; on a GPU recorded if asked for."""
 
     is_deferred = True
 
-    def __init__(self, cfgs: Sequence[TrainConfig], where: World):
+    def __init__(self, cfgs: Configs, where: World):
         cfg, device = cfgs[0], where.device
         self.cfg, self.device = cfg, device
         self.step = PackedStep(
@@ -206,11 +202,21 @@ class Packed(Update):
         return model
 
     def tensors(self, number: int) -> Tensors:
-        return self.step.tensors(number)
+        both = self.step.weights, self.step.optimiser.named_states()
+        weights, state = (
+            {name: value[number].detach().cpu().clone() for name, value in values.items()}
+            for values in both
+        )
+        # torch's AdamW counts updates in float32.
+        return weights, {n: v.float() if n.endswith("/step") else v for n, v in state.items()}
 
+    @torch.no_grad()
     def load(self, number: int, weights: dict[str, Tensor], state: dict[str, Tensor]) -> None:
         checkpoint.check_names(self.step.weights, weights)
-        self.step.load(number, weights, state)
+        own = self.step.weights | self.step.optimiser.named_states()
+        for name, value in (weights | state).items():
+            own[name][number] = value
+        self.step.optimiser.failures[number] = -1
 
 
 class Recorded(Packed):
@@ -219,7 +225,9 @@ class Recorded(Packed):
     recording would keep for good."""
 
 
-def choose_update(cfgs: Sequence[TrainConfig], where: World) -> type[Update]:
+def choose_update(
+    cfgs: Sequence[TrainConfig], where: World
+) -> Callable[[Sequence[TrainConfig], World], Update]:
     """How these runs are trained; a ValueError if they ask for what does not go together."""
     cfg = cfgs[0]
     if len(cfgs) > 1:
@@ -240,22 +248,19 @@ def choose_update(cfgs: Sequence[TrainConfig], where: World) -> type[Update]:
 
 def refuse(cfg: TrainConfig, where: World, what: str, way_out: str) -> None:
     """What neither a recorded nor a packed update can do."""
-    for name in ("accumulation", "checkpoint_steps", "deterministic", "parallel"):
-        value, default = getattr(cfg, name), getattr(TrainConfig, name)
-        if value != default:
-            raise ValueError(
-                f"{name} = {value!r}: does not go with {what}; set {name}={default}, or {way_out}"
-            )
+    asked = [
+        f"{name} = {getattr(cfg, name)!r}"
+        for name in ("accumulation", "checkpoint_steps", "deterministic", "parallel")
+        if getattr(cfg, name) != getattr(TrainConfig, name)
+    ]
     if cfg.random_steps is not None and cfg.model.block == "gpt":
-        # An optimiser must know which blocks were left out: those have no gradient.
-        raise ValueError(
-            f"random_steps = {cfg.random_steps}: with fewer steps a gpt leaves blocks out, which "
-            f"does not go with {what}; {way_out}"
-        )
+        # With fewer steps it leaves blocks out, and the optimiser would have to know which.
+        asked.append(f"random_steps = {cfg.random_steps} with model.block = 'gpt'")
     if where.size > 1:
-        raise ValueError(
-            f"{where.size} processes: do not go with {what}; start one process, or {way_out}"
-        )
+        asked.append(f"{where.size} processes")
+    if asked:
+        asked_for = " and ".join(asked)
+        raise ValueError(f"{asked_for}: cannot be combined with {what}; do without, or {way_out}")
 
 
 def shape_of(cfg: TrainConfig) -> TrainConfig:
@@ -265,7 +270,7 @@ def shape_of(cfg: TrainConfig) -> TrainConfig:
     return dataclasses.replace(cfg, seed=0, optimiser=optimiser, data=DataConfig())
 
 
-def check_alike(cfgs: Sequence[TrainConfig]) -> None:
+def check_alike(cfgs: Configs) -> None:
     if any(shape_of(cfg) != shape_of(cfgs[0]) for cfg in cfgs[1:]):
         raise ValueError(
             "packed runs may differ in seed, data and the numbers of the optimiser only"
