@@ -15,7 +15,6 @@ from nrgpt.train.checkpoint import newest_valid
 from nrgpt.train.distributed import World
 from nrgpt.train.faults import DIVERGED, TrainingError
 from nrgpt.train.packed_step import PackedStep
-from nrgpt.train.presets import PRESETS
 from nrgpt.train.runs import load_run
 from nrgpt.train.updates import Packed, Plain, Recorded, choose_update
 from tests.models import relative
@@ -187,11 +186,6 @@ def test_recorded_and_packed_runs_are_for_one_process():
         choose_update([debug("graph=true")], World(0, 2, torch.device("cuda")))
     with pytest.raises(ValueError, match=r"2 processes: .* packed runs"):
         choose_update([debug(), debug("seed=1")], World(0, 2, torch.device("cpu")))
-
-
-def test_every_preset_can_be_trained_on_a_gpu():
-    for name, make in PRESETS.items():
-        assert choose_update([make()], GPU) in (Plain, Recorded), name
 
 
 def test_speeds_do_not_count_evaluations(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from ..data.listops import PAPER, RELEASED
+from ..data.listops import PAPER, RELEASED, ListOpsConfig
 from ..interop.released import released_config
 from ..model.config import ModelConfig
 from .config import DataConfig, OptimiserConfig, TrainConfig
@@ -77,15 +77,18 @@ def make_model(form: str, kind: str, *, strict_mask: bool = False, **sizes: Any)
 # ListOps -----------------------------------------------------------------------------------------
 
 
+def vocabulary(data: ListOpsConfig) -> int:
+    return 4 + len(data.functions) + data.numbers
+
+
 def listops(kind: str, form: str) -> TrainConfig:
     """The transition experiment at width 64, 5 steps; sweep model.width for the figure."""
     sizes = {"width": 64, "heads": 1, "steps": 5, "context": 128}
     data = PAPER if form == "paper" else RELEASED
-    vocabulary = 4 + len(data.functions) + data.numbers
-    if form == "released":
-        vocabulary = 20  # their vocabulary holds six function names, of which the data uses three
+    # The released vocabulary holds six function names, of which the data uses three.
+    size = 20 if form == "released" else vocabulary(data)
     cfg = TrainConfig(
-        model=make_model(form, kind, strict_mask=True, vocab_size=vocabulary, **sizes),
+        model=make_model(form, kind, strict_mask=True, vocab_size=size, **sizes),
         data=DataConfig(task="listops", listops=data),
         optimiser=OptimiserConfig(lr=5e-4, final=0.04, decay="exponential"),
         iterations=100_000,
@@ -202,12 +205,7 @@ def debug() -> TrainConfig:
     data = dataclasses.replace(RELEASED, train=2_000, validation=200, test=100)
     return TrainConfig(
         model=ModelConfig(
-            vocab_size=4 + len(data.functions) + data.numbers,
-            context=32,
-            width=16,
-            heads=2,
-            steps=3,
-            dropout=0.1,
+            vocab_size=vocabulary(data), context=32, width=16, heads=2, steps=3, dropout=0.1
         ),
         data=DataConfig(task="listops", listops=data),
         optimiser=OptimiserConfig(lr=3e-3, warmup=5),
@@ -225,7 +223,7 @@ def demo() -> TrainConfig:
     data = dataclasses.replace(RELEASED, functions=("max", "median", "min"))
     return TrainConfig(
         model=ModelConfig(
-            vocab_size=4 + len(data.functions) + data.numbers,
+            vocab_size=vocabulary(data),
             context=64,
             width=64,
             heads=4,
