@@ -16,7 +16,7 @@ from nrgpt.train.distributed import World
 from nrgpt.train.faults import DIVERGED, TrainingError
 from nrgpt.train.packed_step import PackedStep
 from nrgpt.train.runs import load_run
-from nrgpt.train.updates import Packed, Plain, Recorded, choose_update
+from nrgpt.train.updates import Batch, Packed, Plain, Recorded, choose_update
 from tests.models import relative
 from tests.runs import debug, final_weights, losses, same, stop_at
 
@@ -264,6 +264,23 @@ def test_a_recorded_run_goes_back_with_a_smaller_rate(tmp_path, monkeypatch):
     steps = [entry["step"] for entry in losses(tmp_path / "run")]
     assert steps == [3, 6, 9, 12, 12]
     assert newest_state(tmp_path / "run")["rate_factor"] == 0.5
+
+
+def test_a_recorded_run_goes_back_to_the_start_of_a_plain_one():
+    """Whose checkpoint has no optimiser state yet."""
+    cfg = debug("optimiser.name=muon", "model.dropout=0")
+    plain, update = Plain([cfg], CPU), Recorded([cfg], CPU)
+    start, nothing = plain.tensors(0)
+    assert nothing == {}
+    x, y = torch.randint(10, (2, 1, 8, 32))
+    for step in range(3):
+        update(Batch(step, x, y, None, [0], [1.0]))
+    assert any(state.any() for state in update.tensors(0)[1].values())
+    update.load(0, start, nothing)
+    weights, state = update.tensors(0)
+    assert same(weights, start)
+    assert not any(value.any() for value in state.values())
+    assert update.failures() == [None]
 
 
 def test_a_recorded_run_that_stays_not_finite_ends_as_a_plain_one(tmp_path, monkeypatch):

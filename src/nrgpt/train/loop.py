@@ -49,7 +49,7 @@ def train_packed(cfgs: Sequence[TrainConfig], runs: Sequence[Path]) -> list[dict
     with ExitStack() as stack:
         where = stack.enter_context(world(cfgs[0].device))
         interrupt = stack.enter_context(Interrupt().watching())
-        choose_update(cfgs, where)  # refuses what does not go together, before anything is written
+        choose_update(cfgs, where)  # refuses what cannot be combined, before anything is written
         if where.is_first:
             for run in runs:
                 stack.enter_context(only_process(run))
@@ -218,7 +218,7 @@ class Trainer:
             )
 
     def evaluate(self) -> list[Member]:
-        """Running estimates on fixed random batches; returns the runs that were never better."""
+        """Estimate losses on fixed random batches; returns the runs that are better than before."""
         seeds = [member.cfg.seed + 1 for member in self.members]
         train, val = (self.update.estimates(self.streams[s], seeds) for s in ("train", "val"))
         improved = []
@@ -276,8 +276,8 @@ class Trainer:
     # Numbers that are not finite ---------------------------------------------------------------
 
     def has_gone_back(self) -> bool:
-        """Whether the run went back to a checkpoint because of a number that is not finite. Of
-        several runs, one leaves the others instead: they must not lose what they have done."""
+        """Look for numbers that are not finite. A run that is alone goes back to a checkpoint; one
+        of several leaves the others, which should not lose what they have done."""
         failures = self.update.failures()
         for member in list(self.running):
             failure = failures[member.number]

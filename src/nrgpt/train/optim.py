@@ -1,6 +1,7 @@
 """Optimisers and the learning-rate schedule."""
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import nn
@@ -10,7 +11,7 @@ from .config import OptimiserConfig
 
 
 class MUON:
-    """The settings of torch.optim.Muon that we leave as they are; the packed trainer needs them."""
+    """The settings of torch.optim.Muon that we leave as they are; packed_optim.py needs them."""
 
     momentum = 0.95
     coefficients = (3.4445, -4.7750, 2.0315)
@@ -25,9 +26,8 @@ def make_optimisers(
     """AdamW, and Muon before it if asked. Each group remembers its largest rate as ``peak``."""
     learned = {name: p for name, p in model.named_parameters() if p.requires_grad}
     optimisers: list[Optimizer] = []
-    by_muon: set[str] = set()
+    by_muon = names_for_muon(learned, cfg)
     if cfg.name == "muon":
-        by_muon = {name for name, p in learned.items() if is_for_muon(name, p, cfg)}
         matrices = [learned[name] for name in sorted(by_muon)]
         groups = [{"params": matrices, "peak": cfg.muon_lr}]
         optimisers.append(torch.optim.Muon(groups, lr=cfg.muon_lr, weight_decay=cfg.weight_decay))
@@ -47,6 +47,11 @@ def make_optimisers(
         )
     )
     return optimisers
+
+
+def names_for_muon(learned: Mapping[str, nn.Parameter], cfg: OptimiserConfig) -> list[str]:
+    is_used = cfg.name == "muon"
+    return [name for name, p in learned.items() if is_used and is_for_muon(name, p, cfg)]
 
 
 def is_for_muon(name: str, parameter: nn.Parameter, cfg: OptimiserConfig) -> bool:

@@ -22,7 +22,7 @@ from ..kernels.dispatch import packed
 from ..kernels.graph import Graphed
 from ..model.network import LanguageModel
 from .config import OptimiserConfig
-from .optim import is_for_muon
+from .optim import names_for_muon
 from .packed_optim import PackedOptimiser
 from .speed import compile_model, forget_compiled
 
@@ -59,14 +59,9 @@ class PackedStep:
         named = [model.state_dict(keep_vars=True) for model in models]
         learned = {name: p for name, p in named[0].items() if p.requires_grad}
         stacked = {name: torch.stack([own[name].detach() for own in named]) for name in named[0]}
-        by_muon = [
-            name
-            for name, p in learned.items()
-            if optimisers[0].name == "muon" and is_for_muon(name, p, optimisers[0])
-        ]
-        self.optimiser = PackedOptimiser(
-            {name: stacked[name] for name in learned}, by_muon, optimisers
-        )
+        by_muon = names_for_muon(learned, optimisers[0])
+        own = {name: stacked[name] for name in learned}
+        self.optimiser = PackedOptimiser(own, by_muon, optimisers)
         self.weights = stacked | self.optimiser.weights
         self.leaves: list[Tensor] = list(self.optimiser.weights.values())
         """What gradients are asked of."""

@@ -1,7 +1,7 @@
 """Three ways to compute an update: plain, recorded as a CUDA graph, and packed.
 
-The trainer in loop.py knows what ``Update`` says and no more, so everything around an update is the
-same for all three.
+The trainer in loop.py sees the ``Update`` interface alone, so what surrounds an update is the same
+for all three.
 """
 
 import dataclasses
@@ -50,9 +50,9 @@ class Batch:
     y: Tensor
     inference_steps: int | None
     seeds: Sequence[int]
-    """Of each run's dropout."""
+    """For dropout, one for each run."""
     rates: Sequence[float]
-    """Of each run, as a share of its largest."""
+    """The learning rate of each run, as a share of its largest."""
 
 
 class Update(Protocol):
@@ -213,22 +213,24 @@ class Packed:
     @torch.no_grad()
     def load(self, number: int, weights: dict[str, Tensor], state: dict[str, Tensor]) -> None:
         checkpoint.check_names(self.step.weights, weights)
-        own = self.step.weights | self.step.optimiser.named_states()
-        for name, value in (weights | state).items():
-            own[name][number] = value
+        for name, value in self.step.weights.items():
+            value[number] = weights[name]
+        # Before its first update, a plain run has no optimiser state.
+        for name, value in self.step.optimiser.named_states().items():
+            value[number] = state.get(name, 0)
         self.step.optimiser.failures[number] = -1
 
 
 class Recorded(Packed):
-    """One run whose updates are recorded as a CUDA graph and replayed. It is a pack of one, without
-    vmap. torch's optimisers are not used: Muon takes its learning rate as a Python number, which a
-    recording would keep for good."""
+    """One run whose updates are recorded as a CUDA graph and replayed: a pack of one, without vmap.
+    It cannot use torch's optimisers, because torch.optim.Muon turns its learning rate into a Python
+    number, and a recording would repeat that number for ever."""
 
 
 def choose_update(
     cfgs: Sequence[TrainConfig], where: World
 ) -> Callable[[Sequence[TrainConfig], World], Update]:
-    """How these runs are trained; a ValueError if they ask for what does not go together."""
+    """The update for these runs; a ValueError if they ask for what cannot be combined."""
     cfg = cfgs[0]
     if len(cfgs) > 1:
         check_alike(cfgs)
