@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from nrgpt.check import from_dict
+from nrgpt.model.network import Network
 from nrgpt.reproduce.common import facts, with_seconds
 from nrgpt.reproduce.records import Record
 from nrgpt.reproduce.tables import Row
@@ -34,7 +35,7 @@ def batches(cfg: TrainConfig, split: str, seed: int) -> Batches:
 
 
 def train(
-    model: nn.Module, cfg: TrainConfig, batch: Batches, after: Callable[[int], Any] | None = None
+    model: Network, cfg: TrainConfig, batch: Batches, after: Callable[[int], Any] | None = None
 ) -> list[float]:
     """Train for all iterations; returns their losses. ``after`` is called after each update with
     the number of updates so far."""
@@ -61,7 +62,7 @@ def train(
 
 
 @torch.no_grad()
-def mean_loss(model: nn.Module, batch: Batches, number: int) -> float:
+def mean_loss(model: Network, batch: Batches, number: int) -> float:
     """Over the first batches: the same ones for all models."""
     model.eval()
     losses = [model(*batch(t), want_logits=False)[1].item() for t in range(number)]
@@ -69,7 +70,7 @@ def mean_loss(model: nn.Module, batch: Batches, number: int) -> float:
     return statistics.fmean(losses)
 
 
-def learned_parameters(model: nn.Module) -> int:
+def learned_parameters(model: Network) -> int:
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 

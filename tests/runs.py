@@ -1,6 +1,8 @@
 """Small runs for tests, in this process or in one of their own."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -8,6 +10,7 @@ import time
 import torch
 from safetensors.torch import load_file
 
+from nrgpt.train import loop
 from nrgpt.train.checkpoint import newest_valid
 from nrgpt.train.config import TrainConfig
 from nrgpt.train.overrides import override
@@ -56,3 +59,16 @@ def wait_for_step(run, step, process):
         assert process.poll() is None, "ended before it was stopped"
         time.sleep(0.05)
     raise AssertionError(f"step {step} never came")
+
+
+def stop_at(monkeypatch, step):
+    """As if SIGTERM had arrived during this iteration."""
+    original = loop.Trainer.advance
+
+    def advance(self):
+        found = original(self)
+        if self.step == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return found
+
+    monkeypatch.setattr(loop.Trainer, "advance", advance)

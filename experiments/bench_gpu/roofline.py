@@ -13,7 +13,7 @@ backward pass only its force and its gradient are. Times measured: the logs besi
 from dataclasses import dataclass, replace
 
 from nrgpt import ModelConfig
-from nrgpt.model.flops import flops_per_token, rows
+from nrgpt.model.flops import block_of_shapes, flops_per_token
 from nrgpt.train.speed import counted_flops_per_token
 
 PRODUCT, COPY = 782e12, 4.3e12
@@ -53,7 +53,12 @@ CASES = [
 def bytes_per_token(cfg: ModelConfig, small: bool) -> float:
     """Forward: x, g, z, forces and the update. Backward: z and forces again, and the gradients of
     all of these, each written and read. The head: logits and their gradient."""
-    read, written = rows(cfg)
+    readouts = {name: term.readout() for name, term in block_of_shapes(cfg).named_terms()}
+    read = {name: len(readout.read) for name, readout in readouts.items()}
+    written = {
+        name: read[name] if readout.write is None else len(readout.write)
+        for name, readout in readouts.items()
+    }
     z, force, D = sum(read.values()), sum(written.values()), cfg.width
     kept = 0
     if small:

@@ -12,12 +12,12 @@ from rich.progress import track
 from torch import Tensor
 
 from nrgpt.decode.decoder import Decoder
-from nrgpt.decode.generate import evaluating
 from nrgpt.dynamics.figures import new_figure, save
 from nrgpt.dynamics.regularise import Regulariser, Says, Toward, concept_vector
 from nrgpt.dynamics.schedules import Schedule, switch_on
 from nrgpt.dynamics.trajectory import trajectory
-from nrgpt.model.network import LanguageModel
+from nrgpt.language_model import LanguageModel
+from nrgpt.model.past import Past
 from nrgpt.train.runs import Run
 
 AVOIDED = ("thou", "thee", "thy", "king", "lord", "love")
@@ -39,15 +39,15 @@ class AllowedNext(Regulariser):
         self.says = Says(model, [0], 1.0)  # knows how to read out of g
         self.register_buffer("forbidden", ~allowed)
 
-    def energy(self, z: Tensor, keys: Tensor | None) -> Tensor:
+    def energy(self, z: Tensor, past: Past) -> Tensor:
         logits = self.says.logits(z)
         among = logits.masked_fill(self.forbidden, float("-inf")).logsumexp(-1)
-        return self.weight * (logits.logsumexp(-1) - among)
+        return self.weight_at(past) * (logits.logsumexp(-1) - among)
 
-    def force(self, z: Tensor, keys: Tensor | None) -> Tensor:
+    def force(self, z: Tensor, past: Past) -> Tensor:
         logits = self.says.logits(z)
         among = logits.masked_fill(self.forbidden, float("-inf")).softmax(-1)
-        return self.weight * ((among - logits.softmax(-1)) @ self.says.head)
+        return self.weight_at(past) * ((among - logits.softmax(-1)) @ self.says.head)
 
 
 def completing(text: str, words: Sequence[str], symbols: Sequence[str]) -> dict[int, list[int]]:
@@ -178,17 +178,16 @@ def sampled(run: Run, rows: int, length: int, weight: float, way: str) -> list[s
     generator = torch.Generator(device).manual_seed(0)
     idx = torch.tensor([run.encode("\n")] * rows, device=device)
     term = avoiding(run, allowed_after(run, idx, AVOIDED), weight, way)
-    with evaluating(run.model):
-        decoder = Decoder(run.model, idx.tolist(), "exact", None, {"allowed": term})
-        for _ in track(range(length - 1), f"sampling, {way}, weight {weight:g}"):
-            # The last letters will do: none of the words is longer.
-            term.forbidden = ~allowed_after(run, idx[:, -8:], AVOIDED)[:, -1:]
-            logits = decoder.next_logits()
-            if way == "logits":
-                logits = logits - weight * term.forbidden[:, 0]
-            chosen = torch.multinomial(logits.softmax(-1), 1, generator=generator)
-            decoder.feed(chosen[:, 0])
-            idx = torch.cat([idx, chosen], 1)
+    decoder = Decoder(run.model, idx.tolist(), "exact", None, {"allowed": term})
+    for _ in track(range(length - 1), f"sampling, {way}, weight {weight:g}"):
+        # The last letters will do: none of the words is longer.
+        term.forbidden = ~allowed_after(run, idx[:, -8:], AVOIDED)[:, -1:]
+        logits = decoder.next_logits()
+        if way == "logits":
+            logits = logits - weight * term.forbidden[:, 0]
+        chosen = torch.multinomial(logits.softmax(-1), 1, generator=generator)
+        decoder.feed(chosen[:, 0])
+        idx = torch.cat([idx, chosen], 1)
     return [run.decode(row) for row in idx.tolist()]
 
 

@@ -10,12 +10,13 @@ from common import Results, Study, batches, mean, show, token_losses, windows
 from rich.progress import track
 from torch import Tensor
 
-from nrgpt.dynamics.field import Field, Look
+from nrgpt.dynamics.field import Field
 from nrgpt.dynamics.figures import new_figure, save
 from nrgpt.dynamics.relax import Stop, relax
 from nrgpt.dynamics.solvers import Anderson, Backtracking, Langevin, Momentum, Plain, Solver
 from nrgpt.dynamics.trajectory import trajectory
-from nrgpt.model.network import LanguageModel
+from nrgpt.language_model import LanguageModel
+from nrgpt.model.step import Observation
 from nrgpt.train.runs import Run
 
 ALLOWED = 0.01
@@ -191,12 +192,12 @@ class Counted(Solver):
         super().__init__()
         self.solver, self.asked = solver, 0
 
-    def step(self, field: Field, look: Look, x: Tensor, t: int) -> Tensor:
+    def step(self, field: Field, look: Observation, x: Tensor, t: int) -> Tensor:
         energy = field.energy
 
-        def counted(x: Tensor) -> Tensor:
+        def counted(x: Tensor, t: int | None = None) -> Tensor:
             self.asked += 1
-            return energy(x)
+            return energy(x, t)
 
         field.energy = counted  # type: ignore[method-assign]
         try:

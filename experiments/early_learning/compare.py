@@ -13,7 +13,7 @@ import torch
 import typer
 
 from experiments import training
-from nrgpt.model.network import LanguageModel
+from nrgpt.language_model import LanguageModel
 from nrgpt.reproduce.tables import markdown, write_text
 from nrgpt.train.overrides import override
 from nrgpt.train.presets import PRESETS

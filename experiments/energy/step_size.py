@@ -9,7 +9,7 @@ from torch import Tensor
 from nrgpt import zoo
 from nrgpt.decode.generate import evaluating
 from nrgpt.dynamics.field import Field
-from nrgpt.model.network import LanguageModel
+from nrgpt.language_model import LanguageModel
 from nrgpt.train.data import prepare_dataset
 from nrgpt.train.runs import load_run
 

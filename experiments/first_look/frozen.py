@@ -18,11 +18,12 @@ with torch.no_grad():
     second_half = F.cross_entropy(exact[:, 32:].mT, targets[:, 32:])
     print(f"exact: loss {F.cross_entropy(exact.mT, targets):.4f}, second half {second_half:.4f}")
     for together in (1, 32):
-        cache, prepared, states, start = Cache(64, frozen=True), model.prepare(), [], 0
-        for part in [together] + [1] * (64 - together):
-            states.append(model.extend(idx[:, start : start + part], cache, prepared))
-            cache.end(part)
-            start += part
+        cache, plans, states = Cache(64, frozen=True), model.plan(), []
+        for part in idx.split([together] + [1] * (64 - together), 1):
+            positions = cache.begin(len(part), part.shape[1], part.device)
+            states.append(model.extend(part, positions, plans, cache))
+            plans[0].keep(states[-1], 0, cache)
+            cache.end(part.shape[1])
         logits = model.readout(torch.cat(states, 1))
         loss = F.cross_entropy(logits.mT, targets)
         second_half = F.cross_entropy(logits[:, 32:].mT, targets[:, 32:])

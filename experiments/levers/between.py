@@ -6,7 +6,8 @@ python -m experiments.levers.between [NAME[:SEED] ...]
 Appends to between.jsonl; one CPU core, four minutes a row.
 """
 
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Annotated, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,61 +16,69 @@ from experiments.levers import levers
 from torch import Tensor, nn
 
 from experiments import training
-from nrgpt.model.block import EnergyBlock
-from nrgpt.model.energy import FEEDFORWARD, AttentionEnergy, Readout
+from nrgpt.language_model import LanguageModel
+from nrgpt.model.block import Block, EnergyBlock
+from nrgpt.model.energy import AttentionEnergy, Readout, register
 from nrgpt.model.energy.feedforward import FF2W
-from nrgpt.model.init import RULES, blank, initialise, normal
-from nrgpt.model.network import LanguageModel
+from nrgpt.model.init import initialise, normal, parameter
+from nrgpt.model.past import WholeText
+from nrgpt.model.step import Plan
 from nrgpt.model.transformer import Attention, FeedForward
 
 
-class Beside(nn.Module):
-    """eta times the force of one energy, and a part that is no energy's beside it."""
+class Summed(NamedTuple):
+    """An energy's steps, and something of g that is added to each."""
+
+    plan: Plan
+    other: Callable[[Tensor], Tensor]
+
+    def move(self, x: Tensor, t: int, memory: None = None, masks: None = None) -> Tensor:
+        return self.plan.move(x, t) + self.other(self.plan.normalise(x))
+
+
+class FreeAttention(Block):
+    """A transformer's attention beside eta times the force of the feed-forward energy."""
 
     updates = 1
-    replaced: str
 
     def __init__(self, cfg: Any):
         super().__init__()
         self.own = EnergyBlock(cfg)
-        del self.own.energy.terms[self.replaced]
-        self.part = Attention(cfg) if self.replaced == "attention" else FeedForward(cfg)
+        del self.own.energy.terms["attention"]
+        self.part = Attention(cfg)
+
+    def plan(self, extra: Any = None, **options: Any) -> Summed:
+        joined = self.part.joined()
+        return Summed(self.own.plan(extra), lambda g: self.part(g, joined, 0, None))
 
 
-class FreeAttention(Beside):
-    """A transformer's attention."""
+class FreeFeedForward(Block):
+    """A transformer's feed-forward part beside eta times attention's force."""
 
-    replaced = "attention"
+    updates = 1
 
-    def prepare(self, extra: Any = None) -> Any:
-        return self.own.prepare(extra), self.part.joined()
+    def __init__(self, cfg: Any):
+        super().__init__()
+        self.own = EnergyBlock(cfg)
+        del self.own.energy.terms["feedforward"]
+        self.part = FeedForward(cfg)
 
-    def forward(self, x: Tensor, t: int, prepared: Any, *_: Any) -> Tensor:
-        return self.own(x, t, prepared[0]) + self.part(self.own.norm(x), prepared[1], t, None)
+    def write(self) -> Tensor:
+        return self.part.W_2
 
-
-class FreeFeedForward(Beside):
-    """A transformer's feed-forward part."""
-
-    replaced = "feedforward"
-
-    def prepare(self, extra: Any = None) -> Any:
-        return self.own.prepare(extra), self.part.W_2
-
-    def forward(self, x: Tensor, t: int, prepared: Any, *_: Any) -> Tensor:
-        hidden = self.part.sigma(F.linear(self.own.norm(x), self.part.W_1))
-        return self.own(x, t, prepared[0]) + F.linear(hidden, prepared[1])
+    def plan(self, extra: Any = None, **options: Any) -> Summed:
+        W_1, W_2, sigma = self.part.W_1, self.write(), self.part.sigma
+        return Summed(self.own.plan(extra), lambda g: F.linear(sigma(F.linear(g, W_1)), W_2))
 
 
 class EtaBeforeFree(FreeFeedForward):
     """eta times the sum of both."""
 
-    def prepare(self, extra: Any = None) -> Any:
-        folded = self.own.rate.fold(self.part.W_2, self.own.norm, "feedforward")
-        return self.own.prepare(extra), folded
+    def write(self) -> Tensor:
+        return self.own.rate.fold(self.part.W_2, self.own.norm, "feedforward")
 
 
-class EtaOnAttention(nn.Module):
+class EtaOnAttention(Block):
     """eta times attention's force alone; the force of the feed-forward energy as it is."""
 
     updates = 1
@@ -79,12 +88,10 @@ class EtaOnAttention(nn.Module):
         self.own = EnergyBlock(cfg)
         self.term = self.own.energy.terms.pop("feedforward")
 
-    def prepare(self, extra: Any = None) -> Any:
-        return self.own.prepare(extra), self.term.readout().weight
-
-    def forward(self, x: Tensor, t: int, prepared: Any, *_: Any) -> Tensor:
-        on_z = self.term.force(F.linear(self.own.norm(x), prepared[1]), None)
-        return self.own(x, t, prepared[0]) + on_z @ prepared[1]
+    def plan(self, extra: Any = None, **options: Any) -> Summed:
+        term, readout = self.term, self.term.readout()
+        past = WholeText(None, None)
+        return Summed(self.own.plan(extra), lambda g: readout.on_g(term.force(readout.z(g), past)))
 
 
 class WideHeads(EnergyBlock):
@@ -92,12 +99,12 @@ class WideHeads(EnergyBlock):
 
     def __init__(self, cfg: Any):
         super().__init__(cfg)
-        attention = self.energy.terms["attention"]
+        attention = self.terms["attention"]
         assert isinstance(attention, AttentionEnergy)
         attention.size, attention.beta = 48, 48**-0.5
-        attention.queries = attention.written = cfg.heads * attention.size
-        attention.W_Q = blank(attention.queries, cfg.width)
-        attention.W_K = blank(attention.queries, cfg.width)
+        attention.queries = rows = cfg.heads * attention.size
+        attention.W_Q = parameter(rows, cfg.width, start=normal, muon="matrix")
+        attention.W_K = parameter(rows, cfg.width, start=normal, muon="matrix")
 
 
 class Transposed(FF2W):
@@ -106,14 +113,13 @@ class Transposed(FF2W):
     def __init__(self, cfg: Any):
         super().__init__(cfg)
         del self.W_2
-        self.W_2_transposed = blank(cfg.hidden, cfg.width)
+        self.W_2_transposed = parameter(cfg.hidden, cfg.width, start=normal, muon="matrix")
 
     def readout(self) -> Readout:
         return Readout(torch.cat([self.W_1, self.W_2_transposed]))
 
 
-RULES["W_2_transposed"] = normal
-FEEDFORWARD["transposed"] = Transposed
+register("transposed", Transposed)
 
 
 def with_block(kind: Any) -> type[LanguageModel]:
@@ -121,7 +127,7 @@ def with_block(kind: Any) -> type[LanguageModel]:
         def __init__(self, cfg: Any):
             super().__init__(cfg)
             self.blocks = nn.ModuleList([kind(cfg)])
-            initialise(self, cfg)
+            self.for_muon = initialise(self, cfg)
 
     return Other
 

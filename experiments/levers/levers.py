@@ -17,7 +17,7 @@ import typer
 from torch import Tensor, nn
 
 from experiments import training
-from nrgpt.model.network import LanguageModel
+from nrgpt.language_model import LanguageModel
 from nrgpt.reproduce.tables import grouped, markdown, write_text
 from nrgpt.train.config import TrainConfig
 from nrgpt.train.overrides import override
@@ -43,9 +43,9 @@ class Injected(LanguageModel):
     def states(self, *arguments: Any, **options: Any) -> Iterator[Tensor]:
         first = x = next(super().states(*arguments, **options))
         yield x
-        prepared = self.prepare()
+        (plan,) = self.plan()
         for t in range(self.cfg.steps):
-            x = self.blocks[0](x, t, prepared[0], None) + self.injection * first
+            x = plan.move(x, t) + self.injection * first
             yield x
 
 
@@ -61,12 +61,10 @@ class NormEachStep(LanguageModel):
     def states(self, *arguments: Any, **options: Any) -> Iterator[Tensor]:
         x = next(super().states(*arguments, **options))
         yield x
-        block, prepared = self.blocks[0], self.prepare()
-        shared = block.norm
+        (plan,) = self.plan()
         for t in range(self.cfg.steps):
-            block._modules["norm"] = self.norms[t]
-            x = block(x, t, prepared[0], None)
-            block._modules["norm"] = shared
+            plan.norm, plan.normalise = self.norms[t], self.norms[t].function()
+            x = plan.move(x, t)
             yield x
 
 
@@ -88,7 +86,7 @@ class EtaEachStep(LanguageModel):
         shared = block.rate
         for t in range(self.cfg.steps):
             block._modules["rate"] = block.each[t]["rate"]
-            x = block(x, t, self.prepare()[0], None)
+            x = self.plan()[0].move(x, t)
             block._modules["rate"] = shared
             yield x
 

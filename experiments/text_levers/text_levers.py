@@ -20,7 +20,7 @@ from torch import Tensor
 
 from experiments import training
 from nrgpt.data.shards import Dataset
-from nrgpt.model.network import LanguageModel
+from nrgpt.language_model import LanguageModel
 from nrgpt.reproduce.tables import markdown, write_text
 from nrgpt.train.config import TrainConfig
 from nrgpt.train.overrides import override

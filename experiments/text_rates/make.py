@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from nrgpt.check import from_dict
+from nrgpt.language_model import LanguageModel
 from nrgpt.model.config import ModelConfig
-from nrgpt.model.network import LanguageModel
 from nrgpt.reproduce.records import read
 from nrgpt.reproduce.tables import markdown, write_text
 

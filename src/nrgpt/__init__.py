@@ -16,6 +16,7 @@ from .model.config import ModelConfig
 from .model.energy import EnergyTerm, Readout, register
 from .model.init import normal, ones, parameter, zeros
 from .model.network import ParameterCounts
+from .model.registry import load_plugin
 
 __version__ = "0.1.0"
 
@@ -32,6 +33,7 @@ __all__ = [
     "Readout",
     "Step",
     "Trajectory",
+    "load_plugin",
     "load_released",
     "normal",
     "ones",

@@ -157,7 +157,6 @@ def test_an_interrupted_experiment_goes_on(tmp_path, monkeypatch):
         return original(cfg, run)
 
     monkeypatch.setattr(training, "train", stops)
-    monkeypatch.setattr(training, "train_one", stops)
     monkeypatch.setattr(training, "can_be_packed", lambda *_: False)
     with pytest.raises(KeyboardInterrupt):
         common.carry_out(debug_cases(), tmp_path / "to")
@@ -182,7 +181,6 @@ def test_a_signal_at_the_end_of_a_run_is_not_forgotten(tmp_path, monkeypatch):
                 os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(training, "train", ends)
-    monkeypatch.setattr(training, "train_one", ends)
     monkeypatch.setattr(training, "can_be_packed", lambda *_: False)
     cases = [*debug_cases(), *wide_cases()[:1]]
     for finished in (["s0"], ["s0", "s1"]):  # within a pack of two, then between two packs
@@ -238,7 +236,7 @@ def test_a_run_that_diverges_is_a_row_without_a_loss(tmp_path, monkeypatch):
         raise TrainingError("step 3: loss nan", DIVERGED)
 
     case = debug_cases(seeds=1)
-    monkeypatch.setattr(training, "train_one", diverges)
+    monkeypatch.setattr(training, "train", diverges)
     run = tmp_path / "runs" / "reproduce" / "to" / "s0"
     run.mkdir(parents=True)
     (row,) = common.carry_out(case, tmp_path / "to")

@@ -80,7 +80,7 @@ def test_damage_is_found_and_the_older_one_used(tmp_path, name, damage):
     else:
         path.unlink()
     with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
-        checkpoint.load_checkpoint(path.parent)
+        checkpoint.verify(path.parent)
     newest, faults = checkpoint.newest_valid(tmp_path)
     assert newest is not None
     assert newest.name == "step-00000001"

@@ -108,14 +108,16 @@ def worker_of(agent, rank):
 
 NAN_ON_ONE = """
 import os, sys
-from nrgpt.train import loop
+from nrgpt.train.updates import Plain
 from nrgpt.cli import main
-original = loop.Trainer.gradients
-def gradients(self):
-    loss, norm = original(self)
-    bad = self.where.rank == 1 and self.step == 8 and self.rate_factor == 1
+original = Plain.gradients
+def gradients(self, batch):
+    loss, norm = original(self, batch)
+    bad = self.where.rank == 1 and batch.step == 8 and not os.path.exists("bad")
+    if bad:
+        open("bad", "w").close()
     return (loss * float("nan") if bad else loss), norm
-loop.Trainer.gradients = gradients
+Plain.gradients = gradients
 sys.argv = ["nrgpt", "train", "debug", "iterations=12", "save_every=6", "--to", "run"]
 main()
 """
@@ -140,8 +142,8 @@ OTHER_FOLDERS = """
 import os, sys
 from nrgpt.train import checkpoint
 from nrgpt.cli import main
-newest = checkpoint.newest_valid
-checkpoint.newest_valid = lambda f: (None, []) if os.environ["RANK"] == "1" else newest(f)
+found = checkpoint.checkpoints
+checkpoint.checkpoints = lambda f: [] if os.environ["RANK"] == "1" else found(f)
 sys.argv = ["nrgpt", "train", "debug", "iterations=12", "--to", "run"]
 main()
 """

@@ -13,6 +13,7 @@ from nrgpt.files import fingerprint
 from nrgpt.train import loop
 from nrgpt.train.checkpoint import checkpoints, newest_valid
 from nrgpt.train.faults import TrainingError
+from nrgpt.train.updates import Plain
 from tests.runs import command, debug, final_weights, losses, run_cli, same, wait_for_step
 
 
@@ -35,7 +36,7 @@ def test_a_second_sigint_stops_at_once(tmp_path):
     """The first one is handled while an iteration that never ends is under way."""
     code = (
         "import time, sys; from nrgpt.train import loop; from nrgpt.cli import main\n"
-        "loop.Trainer.update = lambda self: print('slow', flush=True) or time.sleep(60)\n"
+        "loop.Trainer.advance = lambda self: print('slow', flush=True) or time.sleep(60)\n"
         "sys.argv = ['nrgpt', 'train', 'debug', '--to', 'run']; main()"
     )
     with subprocess.Popen(
@@ -114,18 +115,28 @@ def test_two_processes_in_one_folder(tmp_path):
     assert f"in use by process {process.pid}" in done.stderr
 
 
+def poison(monkeypatch, spoil):
+    """``spoil(trainer, loss, norm)`` changes what a plain update finds."""
+    advance, gradients, driving = loop.Trainer.advance, Plain.gradients, []
+
+    def noted(self):
+        driving[:] = [self]
+        return advance(self)
+
+    monkeypatch.setattr(loop.Trainer, "advance", noted)
+    monkeypatch.setattr(Plain, "gradients", lambda *args: spoil(driving[0], *gradients(*args)))
+
+
 def test_not_finite_goes_back_with_a_smaller_rate(tmp_path, monkeypatch):
     cfg = debug("save_every=10")
-    original = loop.Trainer.gradients
     calls = []
 
-    def gradients(self):
-        loss, norm = original(self)
-        calls.append((self.step, self.rate_factor))
-        bad = self.step == 25 and self.rate_factor > 0.3
-        return (loss * float("nan") if bad else loss), norm
+    def spoil(trainer, loss, norm):
+        step, factor = trainer.step - 1, trainer.members[0].state["rate_factor"]
+        calls.append((step, factor))
+        return (loss * float("nan") if step == 25 and factor > 0.3 else loss), norm
 
-    monkeypatch.setattr(loop.Trainer, "gradients", gradients)
+    poison(monkeypatch, spoil)
     result = loop.train(cfg, tmp_path / "run")
     assert result["rollbacks"] == 2
     assert result["step"] == 60
@@ -138,13 +149,9 @@ def test_not_finite_goes_back_with_a_smaller_rate(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_not_finite_forever_stops_with_an_explanation(tmp_path, monkeypatch, bad):
-    original = loop.Trainer.gradients
-
-    def gradients(self):
-        loss, norm = original(self)
-        return loss, norm * (bad if self.step >= 25 else 1)
-
-    monkeypatch.setattr(loop.Trainer, "gradients", gradients)
+    poison(
+        monkeypatch, lambda trainer, loss, norm: (loss, norm * (bad if trainer.step > 25 else 1))
+    )
     with pytest.raises(TrainingError, match="not finite, after 3 retries") as stopped:
         loop.train(debug(), tmp_path / "run")
     assert stopped.value.code == 3

@@ -1,21 +1,12 @@
-"""Training: resumed bit for bit, what a run leaves behind, optimisers and schedules."""
+"""Training: resumed bit for bit, and what a run leaves behind."""
 
-import dataclasses
-import itertools
 import json
-import os
-import signal
 
 import pytest
-import torch
 
 from nrgpt.train import loop
-from nrgpt.train.config import OptimiserConfig
 from nrgpt.train.faults import TrainingError
-from nrgpt.train.optim import make_optimisers, rate_at
-from nrgpt.train.packed import shape_of
-from nrgpt.train.packed_step import PackedStep
-from tests.runs import debug, final_weights, losses, same
+from tests.runs import debug, final_weights, losses, same, stop_at
 
 FAMILIES = [
     ("model.block=nrgpt", "optimiser.name=adamw"),
@@ -53,19 +44,6 @@ def test_the_precision_that_fits_a_cpu(tmp_path):
     assert not same(auto, bf16)
 
 
-def stop_at(monkeypatch, step):
-    """As if SIGTERM had arrived during this iteration."""
-    original = loop.Trainer.update
-
-    def update(self):
-        loss = original(self)
-        if self.step == step:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return loss
-
-    monkeypatch.setattr(loop.Trainer, "update", update)
-
-
 def test_a_failing_start_leaves_no_configuration_behind(tmp_path):
     with pytest.raises(ValueError, match=r"model\.vocab_size = 5"):
         loop.train(debug("model.vocab_size=5"), tmp_path / "run")
@@ -99,54 +77,3 @@ def test_training_learns():
     loop.train(cfg, Path("run"))
     first, *_, last = [e["loss"] for e in losses(Path("run")) if "loss" in e]
     assert first - last > 0.8
-
-
-@pytest.mark.parametrize("decay", ["cosine", "exponential", "linear", "constant"])
-def test_schedule(decay):
-    cfg = OptimiserConfig(warmup=10, decay=decay, final=0.04)
-    rates = [rate_at(step, 100, cfg) for step in range(100)]
-    assert rates[0] == 0.1
-    assert rates[9] == rates[10] == 1.0
-    assert rates[-1] == pytest.approx(1.0 if decay == "constant" else 0.04)
-    assert all(a >= b for a, b in itertools.pairwise(rates[10:]))
-    middle = {"cosine": 0.52, "exponential": 0.2, "linear": 0.52, "constant": 1.0}[decay]
-    assert (rates[54] + rates[55]) / 2 == pytest.approx(middle, rel=1e-3)
-
-
-def test_optimisers_take_every_parameter_once_and_decay_matrices_only():
-    from nrgpt import LanguageModel
-
-    for name in ("adamw", "muon"):
-        model = LanguageModel(dataclasses.replace(debug().model, learn_gamma=False))
-        optimisers = make_optimisers(model, OptimiserConfig(name=name), torch.device("cpu"))
-        groups = [group for optimiser in optimisers for group in optimiser.param_groups]
-        taken = [p for group in groups for p in group["params"]]
-        assert len(taken) == len(set(map(id, taken)))
-        assert set(map(id, taken)) == {id(p) for p in model.parameters() if p.requires_grad}
-        for group in groups:
-            assert all((p.dim() >= 2) == (group["weight_decay"] > 0) for p in group["params"])
-    muon = {id(p) for group in optimisers[0].param_groups for p in group["params"]}
-    names = {n.rpartition(".")[2] for n, p in model.named_parameters() if id(p) in muon}
-    assert names == {"W_Q", "W_K", "W_1", "W_2"}
-
-
-def test_muon_takes_eta_where_asked_and_packs_say_so():
-    from nrgpt import LanguageModel
-
-    own = OptimiserConfig(name="muon", muon_eta=True)
-    model = LanguageModel(debug("model.rate=free").model)
-    optimisers = make_optimisers(model, own, torch.device("cpu"))
-    muon = {id(p) for group in optimisers[0].param_groups for p in group["params"]}
-    names = {n.rpartition(".")[2] for n, p in model.named_parameters() if id(p) in muon}
-    assert names == {"W_Q", "W_K", "W_1", "W_2", "eta"}
-    assert "blocks.0.rate.eta" in PackedStep([model], [own]).optimiser.by_muon
-    asked = debug("optimiser.name=muon", "optimiser.muon_eta=true", "model.rate=free_per_term")
-    by_muon = PackedStep([LanguageModel(asked.model)], [own]).optimiser.by_muon
-    assert {"blocks.0.rate.eta_attention", "blocks.0.rate.eta_feedforward"} <= set(by_muon)
-    asked = debug("optimiser.name=muon", "optimiser.muon_eta=true")
-    assert shape_of(asked) != shape_of(debug("optimiser.name=muon"))
-    with pytest.raises(ValueError, match="muon_eta = True: must be False with name = 'adamw'"):
-        OptimiserConfig(muon_eta=True)
-    for idle in ("model.rate=free_per_step", "model.rate=identity", "model.block=gpt"):
-        with pytest.raises(ValueError, match=r"optimiser\.muon_eta.*has no matrix eta"):
-            debug("optimiser.name=muon", "optimiser.muon_eta=true", idle)

@@ -29,12 +29,12 @@ def test_a_grid_runs_every_combination_once(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "s" / "sweep.png").stat().st_size > 1000
     assert len((tmp_path / "s" / "results.jsonl").read_text().splitlines()) == 4
     assert "model.width" in capsys.readouterr().out
-    monkeypatch.setattr(sweep, "train_one", lambda *_: pytest.fail("a finished run was run again"))
+    monkeypatch.setattr(sweep, "train", lambda *_: pytest.fail("a finished run was run again"))
     assert run("model.width=8,16", "seed=0,1", folder=tmp_path / "s") == rows
 
 
 def test_a_grid_goes_on_where_it_stopped(tmp_path, monkeypatch):
-    original, calls = sweep.train_one, []
+    original, calls = sweep.train, []
 
     def stops(cfg, folder):
         calls.append(folder.name)
@@ -42,7 +42,7 @@ def test_a_grid_goes_on_where_it_stopped(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return original(cfg, folder)
 
-    monkeypatch.setattr(sweep, "train_one", stops)
+    monkeypatch.setattr(sweep, "train", stops)
     with pytest.raises(KeyboardInterrupt):
         run("seed=0,1,2", folder=tmp_path / "s")
     assert len(run("seed=0,1,2", folder=tmp_path / "s")) == 3
@@ -51,7 +51,7 @@ def test_a_grid_goes_on_where_it_stopped(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("trials", [None, 3])
 def test_a_signal_at_the_end_of_a_run_ends_the_sweep(tmp_path, monkeypatch, trials):
-    original, calls = sweep.train_one, []
+    original, calls = sweep.train, []
 
     def ends(cfg, run):
         calls.append(cfg.seed)
@@ -60,7 +60,7 @@ def test_a_signal_at_the_end_of_a_run_ends_the_sweep(tmp_path, monkeypatch, tria
             os.kill(os.getpid(), signal.SIGTERM)
         return result
 
-    monkeypatch.setattr(sweep, "train_one", ends)
+    monkeypatch.setattr(sweep, "train", ends)
     with pytest.raises(TrainingError, match="SIGTERM: all is saved"):
         run("seed=0,1,2", folder=tmp_path / "s", trials=trials)
     assert len(calls) == 1
@@ -74,14 +74,14 @@ def test_results_of_another_configuration_are_not_taken_for_ours(tmp_path):
 
 
 def test_a_run_that_diverges_does_not_stop_the_others(tmp_path, monkeypatch):
-    original = sweep.train_one
+    original = sweep.train
 
     def diverges(cfg, folder):
         if cfg.seed == 0:
             raise TrainingError("step 3: loss nan", DIVERGED)
         return original(cfg, folder)
 
-    monkeypatch.setattr(sweep, "train_one", diverges)
+    monkeypatch.setattr(sweep, "train", diverges)
     rows = run("seed=0,1", folder=tmp_path / "s")
     assert [row["seed"] for row in rows] == ["1", "0"]
     assert rows[1]["error"] == "step 3: loss nan"
@@ -99,7 +99,7 @@ def test_a_search_remembers_its_trials(tmp_path):
 
 
 def test_wrong_sweeps_are_refused_before_the_first_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(sweep, "train_one", lambda *_: pytest.fail("should not start"))
+    monkeypatch.setattr(sweep, "train", lambda *_: pytest.fail("should not start"))
     with pytest.raises(ValueError, match=r"no field 'model\.widht'; did you mean 'model\.width'"):
         run("model.widht=8,16", folder=tmp_path / "s")
     with pytest.raises(ValueError, match="heads = 3"):

@@ -11,14 +11,38 @@ import typer
 from rich.console import Console
 
 from .. import zoo
+from ..model.registry import load_plugin
 from ..train.checkpoint import CheckpointError
 from ..train.faults import TrainingError
 
 if TYPE_CHECKING:
     from ..train.runs import Run
 
+
+class Plugins(typer.core.TyperGroup):
+    """--plugin MODULE, anywhere on the line: loaded before anything else is looked at."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        rest, waiting = [], list(args)
+        while waiting:
+            word = waiting.pop(0)
+            name, has_value, value = word.partition("=")
+            if name != "--plugin":
+                rest.append(word)
+                continue
+            if not has_value and not waiting:
+                raise typer.BadParameter("--plugin needs the name of a module")
+            try:
+                load_plugin(value if has_value else waiting.pop(0))
+            except ValueError as error:
+                raise typer.BadParameter(str(error)) from error
+        return super().parse_args(ctx, rest)
+
+
 app = typer.Typer(
-    help="Energy-based GPTs: train them, watch them, use them.",
+    help="Energy-based GPTs: train them, watch them, use them. With energies of your own, every "
+    "command takes [bold]--plugin MODULE[/bold], a module that registers them.",
+    cls=Plugins,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -202,11 +202,7 @@ def text(
 def runs(folders: list[Path]) -> None:
     """Train the runs whose configurations are in these folders, as one pack: this is how
     `nrgpt reproduce --processes N` starts its processes."""
-    import json
-
-    from ..check import from_dict
     from ..reproduce.training import train_pack
-    from ..train.config import TrainConfig
+    from ..train.runs import read_config
 
-    configs = [json.loads((run / "config.json").read_text()) for run in folders]
-    train_pack([from_dict(TrainConfig, config) for config in configs], folders)
+    train_pack([read_config(run / "config.json") for run in folders], folders)

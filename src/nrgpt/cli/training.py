@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..model.registry import PLUGINS
 from ..train.faults import EXIT_CODES
 from ..train.overrides import override
 from .common import FREE_FORM, Overrides, app, clear_errors, screen
@@ -22,14 +23,19 @@ def preset(name: str) -> Any:
 
     if name not in PRESETS:
         raise ValueError(f"there is no preset {name!r}{suggestion(name, PRESETS)}")
-    return PRESETS[name]()
+    cfg = PRESETS[name]()
+    return dataclasses.replace(cfg, plugins=tuple(PLUGINS)) if PLUGINS else cfg
 
 
 def default_run(name: str, cfg: Any) -> Path:
     """runs/NAME for a preset as it is; with changes, a suffix that depends on them alone."""
     if cfg == preset(name):
         return Path("runs") / name
-    text = json.dumps(dataclasses.asdict(cfg), sort_keys=True)
+    fields = dataclasses.asdict(cfg)
+    for part, name in ((fields, "plugins"), (fields["model"], "terms")):
+        if part[name] == type(cfg if part is fields else cfg.model)().__dict__[name]:
+            del part[name]  # not there when the first folders got their names
+    text = json.dumps(fields, sort_keys=True)
     return Path("runs") / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
@@ -49,7 +55,7 @@ def train(
 
     Several seeds and learning rates together: nrgpt train PRESET --packed seeds=8 lr=1e-3,2e-3
     """
-    from ..train.packed import train_one
+    from ..train.loop import train as train_run
 
     if packed:
         several = [packed_field(assignment) for assignment in overrides or []]
@@ -57,7 +63,7 @@ def train(
         return
     cfg = override(preset(name), overrides or [])
     folder = to or default_run(name, cfg)
-    result = train_one(cfg, folder)
+    result = train_run(cfg, folder)
     if os.environ.get("RANK", "0") == "0":  # of several processes, one speaks
         screen.print_json(data=result)
         screen.print(f"everything is in {folder}")

@@ -13,9 +13,9 @@ from ..dynamics.figures import new_figure, save
 from ..measure.loss import split_loss
 from ..train.distributed import device_named
 from ..train.overrides import replace
-from ..train.precision import autocast
 from ..train.presets import GRIDS, MODELS, PRESETS
 from ..train.runs import load_run
+from ..train.speed import autocast
 from . import texts
 from .common import Case, carry_out, suffix_of
 from .records import Record, read

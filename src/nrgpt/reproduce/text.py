@@ -18,10 +18,10 @@ from ..measure.listops import Score
 from ..measure.loss import SplitLoss, bits_of_text, split_loss
 from ..train.distributed import device_named
 from ..train.overrides import replace
-from ..train.precision import autocast
 from ..train.presets import PRESETS
 from ..train.report import read_metrics
 from ..train.runs import load_run
+from ..train.speed import autocast
 from . import texts
 from .common import Case, Measure, carry_out, put_rows, run_folder, suffix_of, usual_speed
 from .records import Record, put, read

@@ -1,6 +1,5 @@
 """Training many runs: those of one shape together, several such packs at a time if asked for."""
 
-import dataclasses
 import json
 import subprocess
 import sys
@@ -11,14 +10,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ..check import from_dict
 from ..data.shards import Dataset
 from ..files import write_atomically
 from ..train import checkpoint
 from ..train.config import BOOKKEEPING, TrainConfig
 from ..train.faults import DIVERGED, INTERRUPTED, Interrupt, TrainingError
-from ..train.loop import check_config, flatten, train
-from ..train.packed import shape_of, train_one, train_packed
+from ..train.loop import train, train_packed
+from ..train.runs import check_config, config_of, differences
+from ..train.updates import shape_of
 from .records import Record
 
 screen = Console()
@@ -53,13 +52,9 @@ def refuse_other_configuration(cfg: TrainConfig, record: Record, where: str) -> 
         passed_over = passed_over | {"data.folder"}
         if Dataset.open(Path(cfg.data.folder), verify=False).fingerprint != trained_on:
             changed = [f"{cfg.data.folder} is another dataset than it was trained on"]
-    stored = from_dict(TrainConfig, record.read("config.json"))
-    before, now = (flatten(dataclasses.asdict(one)) for one in (stored, cfg))
-    differ = changed + [
-        f"{name}: {before[name]!r} -> {value!r}"
-        for name, value in now.items()
-        if before[name] != value and name not in passed_over
-    ]
+    stored = config_of(record.read("config.json"), where)
+    found = differences(stored, cfg).items()
+    differ = changed + [said for name, said in found if name not in passed_over]
     if differ:
         raise ValueError(
             f"{where} is of another configuration ({'; '.join(differ)}); choose a folder of "
@@ -104,8 +99,7 @@ def train_pack(cfgs: Sequence[TrainConfig], runs: Sequence[Path]) -> None:
                 continue
             interrupt.heed()
             try:
-                # Alone on the way to divergence, a run must be able to go back: train can.
-                train_one(cfg, run) if len(cfgs) == 1 else train(cfg, run)
+                train(cfg, run)
             except TrainingError as error:
                 if error.code != DIVERGED:
                     raise

@@ -13,7 +13,7 @@ final name is complete. Nothing valid is ever overwritten or removed before its 
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ def save_checkpoint(
     sent back by a number that is not finite, it went back to its newest checkpoint.
     """
     final = folder / f"step-{step:08d}"
-    if final.exists() and is_valid(final):
+    if final.exists() and fault_of(final) is None:
         return final
     unfinished = folder / f".unfinished-{step:08d}-{os.getpid()}"
     try:
@@ -74,8 +74,7 @@ def save_checkpoint(
 
 
 def load_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
-    """Weights, optimiser state and state of one checkpoint, after checking it whole."""
-    verify(folder)
+    """Weights, optimiser state and state of one checkpoint, which must have been verified."""
     state = json.loads((folder / "state.json").read_text())
     return load_file(folder / FILES[0]), load_file(folder / FILES[1]), state
 
@@ -98,12 +97,13 @@ def verify(folder: Path) -> None:
             raise CheckpointError(f"{path}: its contents have changed since it was written")
 
 
-def is_valid(folder: Path) -> bool:
+def fault_of(folder: Path) -> str | None:
+    """What is wrong with a checkpoint; None if nothing is."""
     try:
         verify(folder)
-    except CheckpointError:
-        return False
-    return True
+    except CheckpointError as error:
+        return str(error)
+    return None
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -113,14 +113,11 @@ def checkpoints(folder: Path) -> list[Path]:
 
 def newest_valid(folder: Path) -> tuple[Path | None, list[str]]:
     """The newest whole checkpoint, and what was wrong with the newer ones."""
-    faults = []
+    faults: list[str] = []
     for path in checkpoints(folder):
-        try:
-            verify(path)
-        except CheckpointError as error:
-            faults.append(str(error))
-        else:
+        if (fault := fault_of(path)) is None:
             return path, faults
+        faults.append(fault)
     return None, faults
 
 
@@ -133,18 +130,14 @@ def prune(folder: Path, keep: int, best: int | None) -> None:
 
 
 def tidy(folder: Path) -> list[str]:
-    """Before a run goes on: remove what a crash left unfinished, give what is damaged another
-    name, so that it is not counted among the checkpoints to keep; returns what was wrong."""
+    """Before a run goes on: remove what a crash left unfinished, and rename what is damaged, so
+    that it is not counted among the checkpoints to keep. Returns what was wrong."""
     for path in folder.glob(".unfinished-*"):
         shutil.rmtree(path, ignore_errors=True)
-    faults = []
-    for path in checkpoints(folder):
-        try:
-            verify(path)
-        except CheckpointError as error:
-            faults.append(str(error))
-            set_aside(path, "damaged")
-    return faults
+    faults = {path: fault for path in checkpoints(folder) if (fault := fault_of(path))}
+    for path in faults:
+        set_aside(path, "damaged")
+    return list(faults.values())
 
 
 def set_aside(path: Path, why: str) -> Path:
@@ -171,11 +164,15 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
 @torch.no_grad()
 def load_model_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     own = model.state_dict()
+    check_names(own, tensors)
+    for name, value in own.items():
+        value.copy_(like(value, tensors[name]))
+
+
+def check_names(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
     if own.keys() != tensors.keys():
         differ = sorted(own.keys() ^ tensors.keys())
         raise CheckpointError(f"the checkpoint is of another model: {', '.join(differ)}")
-    for name, value in own.items():
-        value.copy_(like(value, tensors[name]))
 
 
 def like(target: Tensor, source: Tensor) -> Tensor:
@@ -189,46 +186,40 @@ def like(target: Tensor, source: Tensor) -> Tensor:
 def optimiser_tensors(model: nn.Module, optimisers: list[Optimizer]) -> dict[str, Tensor]:
     return {
         f"{number}/{name}/{key}": whole(value)
-        for number, name, _, state in optimiser_states(model, optimisers)
-        for key, value in state.items()
+        for number, optimiser in enumerate(optimisers)
+        for name, parameter in named(model, optimiser)
+        for key, value in optimiser.state[parameter].items()
     }
 
 
 def load_optimiser_tensors(
     model: nn.Module, optimisers: list[Optimizer], tensors: Mapping[str, Tensor]
 ) -> None:
-    saved: dict[tuple[str, str], dict[str, Tensor]] = {}
+    saved: dict[str, dict[str, Tensor]] = {}
     for path, value in tensors.items():
-        optimiser_number, name, key = path.split("/")
-        saved.setdefault((optimiser_number, name), {})[key] = value
-    names = {id(p): name for name, p in model.named_parameters()}
+        owner, _, key = path.rpartition("/")
+        saved.setdefault(owner, {})[key] = value
     for number, optimiser in enumerate(optimisers):
-        parameters = [p for group in optimiser.param_groups for p in group["params"]]
-        state = {}
-        for index, parameter in enumerate(parameters):
-            entry = saved.get((str(number), names[id(parameter)]), {})
-            state[index] = {
+        state = {
+            index: {
                 key: like(parameter, value) if value.shape == parameter.shape else value
-                for key, value in entry.items()
+                for key, value in saved.get(f"{number}/{name}", {}).items()
             }
+            for index, (name, parameter) in enumerate(named(model, optimiser))
+        }
         groups = optimiser.state_dict()["param_groups"]
         optimiser.load_state_dict({"state": state, "param_groups": groups})
 
 
-def optimiser_states(
-    model: nn.Module, optimisers: list[Optimizer]
-) -> Iterator[tuple[int, str, nn.Parameter, dict[str, Tensor]]]:
+def named(model: nn.Module, optimiser: Optimizer) -> list[tuple[str, nn.Parameter]]:
+    """The parameters of an optimiser in its order, with their names in the model."""
     names = {id(p): name for name, p in model.named_parameters()}
-    for number, optimiser in enumerate(optimisers):
-        for group in optimiser.param_groups:
-            for parameter in group["params"]:
-                yield number, names[id(parameter)], parameter, optimiser.state[parameter]
+    return [(names[id(p)], p) for group in optimiser.param_groups for p in group["params"]]
 
 
 def checked_state(state: dict[str, Any], run: Path, dataset: Dataset) -> dict[str, Any]:
     """What a run goes on with, if this is the dataset that it was trained on."""
-    fingerprint = state.get("dataset", dataset.fingerprint)
-    if fingerprint != dataset.fingerprint:
+    if state.get("dataset", dataset.fingerprint) != dataset.fingerprint:
         raise ValueError(
             f"{dataset.folder} is not the dataset that {run} was trained on; give it back, or "
             "start another run"
@@ -237,4 +228,4 @@ def checked_state(state: dict[str, Any], run: Path, dataset: Dataset) -> dict[st
     # The best one may be gone, if this is not the newest checkpoint there has been.
     if best and not (run / "checkpoints" / f"step-{best['step']:08d}").is_dir():
         best = {}
-    return {**state, "best": best, "dataset": fingerprint}
+    return {**state, "best": best}

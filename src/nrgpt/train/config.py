@@ -24,6 +24,7 @@ class OptimiserConfig:
     name: Literal["adamw", "muon"] = "adamw"
     """muon: torch's Muon for the blocks' two-dimensional W matrices, AdamW for the rest."""
     lr: float = 1e-3
+    """Of AdamW."""
     muon_lr: float = 0.02
     muon_eta: bool = False
     """Muon also updates a matrix eta that all steps share (AdamW does otherwise). The norm of
@@ -45,8 +46,15 @@ class OptimiserConfig:
         for name in ("lr", "muon_lr"):
             value = getattr(self, name)
             check(value > 0 and math.isfinite(value), name, value, "positive and finite")
-        has_muon = self.name == "muon" or not self.muon_eta
-        check(has_muon, "muon_eta", self.muon_eta, "False with name = 'adamw'")
+        # Nobody should think that an option does something when it does not.
+        for name, is_used, because in (
+            ("muon_lr", self.name == "muon", "with name = 'adamw'"),
+            ("muon_eta", self.name == "muon", "with name = 'adamw'"),
+            ("final", self.decay != "constant", "with decay = 'constant'"),
+        ):
+            value, default = getattr(self, name), getattr(OptimiserConfig, name)
+            wanted = f"{default} {because}, which has no use for it"
+            check(is_used or value == default, name, value, wanted)
         for name in ("beta1", "beta2"):
             value = getattr(self, name)
             check(0 <= value < 1, name, value, "in [0, 1)")
@@ -79,7 +87,7 @@ class TrainConfig:
     compile: bool = False
     graph: bool = False
     """On one GPU: record each update as a CUDA graph and replay it. For small models, where
-    launching kernels takes longer than running them."""
+    launching kernels takes longer than running them. A CPU has nothing to record."""
     checkpoint_steps: bool = False
     """Recompute each inference step in the backward pass: memory no longer grows with steps."""
     deterministic: bool = False
@@ -99,6 +107,9 @@ class TrainConfig:
     with half the learning rate."""
     tensorboard: bool = False
     wandb: bool = False
+    plugins: tuple[str, ...] = ()
+    """Modules that register the run's own energies, as given by --plugin. Only a reminder: to load
+    such a run, they must be named again."""
 
     def __post_init__(self) -> None:
         counted = ("iterations", "batch", "accumulation", "log_every", "eval_every")

@@ -3,14 +3,19 @@
 import dataclasses
 import fcntl
 import hashlib
+import itertools
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from ..data.listops import prepare_listops
-from ..data.shards import Dataset
+from ..data.shards import Dataset, TokenStream, to_device
 from ..files import write_atomically
 from .config import DataConfig
 
@@ -97,3 +102,41 @@ def check_identity(cfg: DataConfig, dataset: Dataset) -> None:
         ]
         if differ:
             raise ValueError(f"data.folder: {dataset.folder} was made with {'; '.join(differ)}")
+
+
+class Streams:
+    """The tokens that several runs draw from, one stream after the other in one place: a batch for
+    all runs is then one gather. Runs may share a stream."""
+
+    def __init__(self, streams: Sequence[TokenStream], device: torch.device):
+        self.streams, self.device = streams, device
+        distinct = list(dict.fromkeys(streams))
+        ends = list(itertools.accumulate(map(len, distinct), initial=0))
+        self.begins = [ends[distinct.index(stream)] for stream in streams]
+        self.together = distinct[0]
+        if len(distinct) > 1:
+            shards = [shard for stream in distinct for shard in stream.shards]
+            self.together = TokenStream("all", shards)
+        if device.type == "cuda":
+            self.together = self.together.resident(device)
+
+    def batch(
+        self,
+        seeds: Sequence[int],
+        *,
+        step: int,
+        size: int,
+        context: int,
+        rank: int = 0,
+        world: int = 1,
+    ) -> tuple[Tensor, Tensor]:
+        """Inputs and targets (runs, size / world, context) on the device. Each run has the batch
+        that it would draw alone (TokenStream.batch)."""
+        mine = slice(rank * size // world, (rank + 1) * size // world)
+        starts = [
+            begin + stream.starts_of(seed=seed, step=step, size=size, context=context)[mine]
+            for begin, stream, seed in zip(self.begins, self.streams, seeds, strict=True)
+        ]
+        windows = self.together.windows(np.concatenate(starts), context + 1)
+        windows = to_device(windows.unflatten(0, (len(seeds), -1)), self.device)
+        return windows[..., :-1].contiguous(), windows[..., 1:].contiguous()

@@ -32,19 +32,19 @@ class World:
 
     def any(self, flag: bool) -> bool:
         """Whether the flag is raised in any process."""
-        if self.size == 1:
-            return flag
-        raised = torch.tensor(float(flag), device=self.device)
-        dist.all_reduce(raised, dist.ReduceOp.MAX)
-        return bool(raised.item())
+        return bool(self.largest(float(flag)))
 
     def agree(self, number: int) -> bool:
         """Whether all processes have the same number."""
+        return self.largest(float(number)) == -self.largest(-float(number))
+
+    def largest(self, number: float) -> float:
+        """Of the numbers of all processes."""
         if self.size == 1:
-            return True
-        extremes = torch.tensor([float(number), -float(number)], device=self.device)
-        dist.all_reduce(extremes, dist.ReduceOp.MAX)
-        return bool((extremes[0] == -extremes[1]).item())
+            return number
+        found = torch.tensor(number, device=self.device)
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+        return found.item()
 
     def mean(self, value: Tensor) -> Tensor:
         if self.size == 1:

@@ -1,87 +1,73 @@
-"""The training loop.
+"""The training loop, for one run or several that are trained together.
 
 Everything random in iteration t is a function of (seed, t, rank): the batch, and the dropout, whose
 generator is seeded anew for every iteration. So a run that goes on from a checkpoint needs nothing
 but weights, optimiser state and the number of the iteration, and equals the uninterrupted run bit
 for bit.
+
+Each run has its own folder, with the same files whether it is trained alone or with others, and can
+go on either way. How an update is computed is up to updates.py.
 """
 
-import dataclasses
+import gc
 import json
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..check import from_dict
-from ..files import write_atomically
-from ..language_model import LanguageModel
-from ..measure.loss import estimated_loss
+from ..data.shards import Dataset
 from . import checkpoint
-from .config import BOOKKEEPING, TrainConfig
-from .data import keep_tokenizer, open_dataset, prepare_dataset
-from .distributed import World, replicate, shard, synchronised, world
+from .config import TrainConfig
+from .data import Streams, keep_tokenizer, open_dataset, prepare_dataset
+from .distributed import World, world
 from .faults import DIVERGED, INTERRUPTED, Interrupt, TrainingError, only_process
-from .optim import make_optimisers, rate_at, set_rate
-from .precision import autocast
-from .report import Report, environment
+from .optim import rate_at
+from .report import Report
 from .result import write_result
-from .speed import forget_compiled, matrix_product_rate, training_flops_per_token
+from .runs import check_config
+from .speed import matrix_product_rate, training_flops_per_token
+from .updates import Batch, Failure, choose_update
 
 
 def train(cfg: TrainConfig, run: Path) -> dict[str, Any]:
     """Train, or go on training, in the folder ``run``; returns the final results."""
+    return train_packed([cfg], [run])[0]
+
+
+def train_packed(cfgs: Sequence[TrainConfig], runs: Sequence[Path]) -> list[dict[str, Any]]:
+    """Train every configuration in its folder, all at once; returns their results. A run that
+    cannot go on with the others goes on alone when they are done."""
+    if not cfgs or len(cfgs) != len(runs) or len(set(runs)) != len(runs):
+        raise ValueError("training needs a folder of its own for each of one or more runs")
     with ExitStack() as stack:
-        where = stack.enter_context(world(cfg.device))
+        where = stack.enter_context(world(cfgs[0].device))
         interrupt = stack.enter_context(Interrupt().watching())
+        choose_update(cfgs, where)  # refuses what cannot be combined, before anything is written
         if where.is_first:
-            stack.enter_context(only_process(run))
-            prepare_dataset(cfg.data)
-            open_dataset(cfg.data, cfg.model.vocab_size)  # checked whole before anything is written
-            check_config(cfg, run)
+            for run in runs:
+                stack.enter_context(only_process(run))
+            for data in dict.fromkeys(cfg.data for cfg in cfgs):
+                prepare_dataset(data)
+                open_dataset(data, cfgs[0].model.vocab_size)  # reads and checks every byte
+            for cfg, run in zip(cfgs, runs, strict=True):
+                check_config(cfg, run)
         where.barrier()
-        if cfg.deterministic:
+        if cfgs[0].deterministic:
             torch.use_deterministic_algorithms(True)
             stack.callback(torch.use_deterministic_algorithms, False)
-        return Trainer(cfg, run, where, interrupt).fit()
-
-
-def check_config(cfg: TrainConfig, run: Path) -> None:
-    """Write RUN/config.json, or refuse to go on with a run of another configuration."""
-    path = run / "config.json"
-    if path.exists():
-        differ = differences(path, cfg)
-        if "iterations" in differ:
-            print(f"{differ['iterations']}: the learning rate's schedule stretches with it")
-        changed = [text for name, text in differ.items() if name not in BOOKKEEPING]
-        if changed:
-            raise ValueError(
-                f"{run} holds a run of another configuration ({'; '.join(changed)}); choose "
-                "another folder with --to, or remove this one"
-            )
-    write_atomically(path, json.dumps(dataclasses.asdict(cfg), indent=1))
-    write_atomically(run / "environment.json", json.dumps(environment(), indent=1))
-
-
-def differences(path: Path, cfg: TrainConfig) -> dict[str, str]:
-    """Where a configuration on disk is not this one, by field. One from before a field was there
-    has its default."""
-    try:
-        stored = from_dict(TrainConfig, json.loads(path.read_text()))
-    except json.JSONDecodeError as error:
-        raise ValueError(
-            f"{path}: no configuration ({error}); put back the one it was, or choose another folder"
-        ) from error
-    before, now = flatten(dataclasses.asdict(stored)), flatten(dataclasses.asdict(cfg))
-    return {
-        name: f"{name}: {before[name]!r} -> {value!r}"
-        for name, value in now.items()
-        if before[name] != value
-    }
+        left = Trainer(cfgs, runs, where, interrupt).fit()
+        gc.collect()  # frees what was recorded on a GPU before the next runs come
+    for member in left:
+        interrupt.heed()
+        train(member.cfg, member.run)
+    return [json.loads((run / "result.json").read_text()) for run in runs]
 
 
 def seed_of_step(seed: int, step: int, rank: int) -> int:
@@ -97,239 +83,236 @@ def steps_of_update(cfg: TrainConfig, step: int) -> int | None:
     return int(np.random.default_rng([cfg.seed, step, 1]).integers(least, most + 1))
 
 
-def flatten(fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in fields.items():
-        if isinstance(value, dict):
-            flat |= flatten(value, f"{prefix}{name}.")
-        else:
-            flat[prefix + name] = value
-    return flat
+@dataclass(eq=False)
+class Member:
+    """One of the runs that a trainer drives."""
 
-
-class Trainer:
-    def __init__(self, cfg: TrainConfig, run: Path, where: World, interrupt: Interrupt):
-        self.cfg, self.run, self.where, self.interrupt = cfg, run, where, interrupt
-        if cfg.batch % (where.size * cfg.accumulation):
-            raise ValueError(
-                f"batch = {cfg.batch}: must be a multiple of {where.size} processes x "
-                f"accumulation = {cfg.accumulation}"
-            )
-        # Every byte has been checked by the first process, which the others waited for.
-        self.dataset = open_dataset(cfg.data, cfg.model.vocab_size, verify=False)
-        self.train_tokens = self.dataset.tokens("train")
-        self.val_tokens = self.dataset.tokens("val")
-        if where.device.type == "cuda":
-            self.train_tokens = self.train_tokens.resident(where.device)
-        torch.manual_seed(cfg.seed)
-        self.model = LanguageModel(cfg.model).to(where.device)
-        self.model.checkpoint_steps = cfg.checkpoint_steps
-        is_sharded = cfg.parallel == "fsdp" and where.size > 1
-        if is_sharded:
-            shard(self.model)
-        self.optimisers = make_optimisers(self.model, cfg.optimiser, where.device)
-        self.step = 0
-        self.rate_factor = 1.0
-        self.rollbacks = 0
-        self.best: dict[str, float] = {}
-        self.resume()  # refuses another dataset
-        if where.is_first:
-            keep_tokenizer(run, self.dataset)
-        compiled: nn.Module = self.model
-        if cfg.compile:
-            forget_compiled()
-            compiled = torch.compile(self.model)  # type: ignore[assignment]
-        self.parallel = compiled if is_sharded else replicate(compiled, where)
-        self.report = Report(run, cfg, self.step, quiet=not where.is_first)
-
-    # The life of a run -------------------------------------------------------------------------
-
-    def fit(self) -> dict[str, Any]:
-        cfg = self.cfg
-        try:
-            self.measure_speed()
-            if self.step == 0:
-                self.save()
-            since, tokens_since = time.perf_counter(), 0
-            while self.step < cfg.iterations:
-                loss = self.update()
-                tokens_since += cfg.batch * cfg.model.context
-                if self.step % cfg.log_every == 0:
-                    seconds = time.perf_counter() - since
-                    self.log(self.where.mean(loss).item(), tokens_since / seconds)
-                    since, tokens_since = time.perf_counter(), 0
-                if self.step % cfg.eval_every == 0 or self.step == cfg.iterations:
-                    self.evaluate()
-                    since, tokens_since = time.perf_counter(), 0
-                stop = self.where.any(self.interrupt.received is not None)
-                if stop or self.step % cfg.save_every == 0 or self.step == cfg.iterations:
-                    self.save()
-                if stop and self.step < cfg.iterations:
-                    name = self.interrupt.received or "a signal to another process"
-                    message = f"{name}: saved at step {self.step}; run the same command to go on"
-                    raise TrainingError(message, code=INTERRUPTED)
-            return self.finish()
-        finally:
-            self.report.close()
-
-    def finish(self) -> dict[str, Any]:
-        """Measure what is measured once, and write RUN/result.json."""
-        self.report.say("evaluating the whole validation split")
-        state = {"step": self.step, "rollbacks": self.rollbacks, "best": self.best}
-        run = self.run if self.where.is_first else None
-        result = write_result(run, self.model, self.dataset, self.cfg, state)
-        self.where.barrier()
-        return result
-
-    # One iteration -----------------------------------------------------------------------------
-
-    def update(self) -> Tensor:
-        """One update of the weights. Nothing is changed by a loss or gradient that is not finite:
-        the run goes back to its last checkpoint and tries again with half the learning rate."""
-        while True:
-            loss, norm = self.gradients()
-            is_finite = bool(torch.isfinite(loss + norm))
-            if not self.where.any(not is_finite):
-                break
-            self.roll_back(loss, norm)
-        set_rate(self.optimisers, self.rate_factor * self.rate())
-        for optimiser in self.optimisers:
-            optimiser.step()
-        self.step += 1
-        return loss
-
-    def gradients(self) -> tuple[Tensor, Tensor]:
-        """The mean loss of this process's share of the batch, and the norm of the gradient."""
-        cfg, where = self.cfg, self.where
-        torch.manual_seed(seed_of_step(cfg.seed, self.step, where.rank))
-        x, y = self.train_tokens.batch(
-            seed=cfg.seed,
-            step=self.step,
-            size=cfg.batch,
-            context=cfg.model.context,
-            rank=where.rank,
-            world=where.size,
-        )
-        steps = steps_of_update(cfg, self.step)
-        self.model.train()
-        self.model.zero_grad(set_to_none=True)
-        total = torch.zeros((), device=where.device)
-        parts = list(zip(x.chunk(cfg.accumulation), y.chunk(cfg.accumulation), strict=True))
-        for i, (idx, targets) in enumerate(parts):
-            idx = idx.to(where.device, non_blocking=True)
-            targets = targets.to(where.device, non_blocking=True)
-            with synchronised(self.parallel, last=i == len(parts) - 1):
-                with autocast(self.cfg, self.where.device):
-                    _, loss = self.parallel(idx, targets, steps=steps, want_logits=False)
-                (loss / len(parts)).backward()
-            total += loss.detach() / len(parts)
-        largest = self.cfg.optimiser.clip if self.cfg.optimiser.clip is not None else float("inf")
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), largest)
-        return total, checkpoint.gathered(norm)
-
-    def rate(self) -> float:
-        return rate_at(self.step, self.cfg.iterations, self.cfg.optimiser)
-
-    # Measuring ---------------------------------------------------------------------------------
-
-    def measure_speed(self) -> None:
-        together = self.cfg.batch // (self.cfg.accumulation * self.where.size)
-        self.flops = training_flops_per_token(self.cfg.model, together)
-        self.peak = matrix_product_rate(self.where.device, self.cfg.precision)
-
-    def log(self, loss: float, tokens_per_second: float) -> None:
-        per_process = tokens_per_second / self.where.size
-        self.report.log(
-            self.step,
-            loss=loss,
-            lr=self.optimisers[-1].param_groups[0]["lr"],
-            tokens_per_second=tokens_per_second,
-            mfu=per_process * self.flops / self.peak,
-        )
-
-    def evaluate(self) -> None:
-        """Running estimates on fixed random batches; remembers the best."""
-        cfg = self.cfg
-        losses = {}
-        with autocast(self.cfg, self.where.device):
-            for name, stream in (("train", self.train_tokens), ("val", self.val_tokens)):
-                losses[f"{name}_loss"] = estimated_loss(
-                    self.model, stream, batches=cfg.eval_batches, size=cfg.batch, seed=cfg.seed + 1
-                )
-        self.report.log(self.step, **losses)
-        if losses["val_loss"] < self.best.get("val_loss", float("inf")):
-            self.best = {"step": self.step, "val_loss": losses["val_loss"]}
-            self.save()
-
-    # Checkpoints -------------------------------------------------------------------------------
+    number: int
+    cfg: TrainConfig
+    run: Path
+    dataset: Dataset
+    report: Report = field(init=False)
+    state: dict[str, Any] = field(
+        default_factory=lambda: {"rate_factor": 1.0, "rollbacks": 0, "best": {}}
+    )
+    """What a checkpoint holds besides tensors, its step and the dataset."""
 
     @property
     def folder(self) -> Path:
         return self.run / "checkpoints"
 
-    def save(self) -> None:
-        weights = checkpoint.model_tensors(self.model)
-        optimiser = checkpoint.optimiser_tensors(self.model, self.optimisers)
-        state = {
-            "rate_factor": self.rate_factor,
-            "rollbacks": self.rollbacks,
-            "best": self.best,
-            "dataset": self.dataset.fingerprint,
-        }
-        if self.where.is_first:
-            checkpoint.save_checkpoint(self.folder, self.step, weights, optimiser, state)
-            best = self.best.get("step")
-            checkpoint.prune(self.folder, self.cfg.keep, None if best is None else int(best))
+    def rate(self, step: int) -> float:
+        """The learning rate as a share of its largest."""
+        rate = rate_at(step, self.cfg.iterations, self.cfg.optimiser)
+        return float(self.state["rate_factor"] * rate)
+
+
+class Trainer:
+    """Drives runs that share all settings but seed, data and the optimiser's numbers. They take
+    their updates together."""
+
+    def __init__(
+        self, cfgs: Sequence[TrainConfig], runs: Sequence[Path], where: World, interrupt: Interrupt
+    ):
+        self.cfg, self.where, self.interrupt = cfgs[0], where, interrupt
+        vocabulary = self.cfg.model.vocab_size
+        # The first process has checked every byte, and the others waited for it.
+        opened = {cfg.data: open_dataset(cfg.data, vocabulary, verify=False) for cfg in cfgs}
+        self.members = [
+            Member(number, cfg, run, opened[cfg.data])
+            for number, (cfg, run) in enumerate(zip(cfgs, runs, strict=True))
+        ]
+        self.running = list(self.members)
+        """Those that have not left the others."""
+        self.streams = {}
+        for split in ("train", "val"):
+            tokens = {data: dataset.tokens(split) for data, dataset in opened.items()}
+            self.streams[split] = Streams([tokens[cfg.data] for cfg in cfgs], where.device)
+        self.update = choose_update(cfgs, where)(cfgs, where)
+        self.step = 0
+        self.resume()  # refuses another dataset
+        for member in self.members:
+            if where.is_first:
+                keep_tokenizer(member.run, member.dataset)
+            options = {"quiet": not where.is_first, "show": member.number == 0}
+            member.report = Report(member.run, member.cfg, self.step, **options)
+
+    def fit(self) -> list[Member]:
+        """Train to the end; returns the runs that left on the way."""
+        cfg = self.cfg
+        together = cfg.batch // (cfg.accumulation * self.where.size)
+        self.flops = training_flops_per_token(cfg.model, together)
+        self.peak = matrix_product_rate(self.where.device, cfg.precision)
+        try:
+            if self.step == 0:
+                self.save(self.running)
+            since, began = time.perf_counter(), self.step
+            while self.step < cfg.iterations and self.running:
+                losses = self.advance()
+                stop = self.where.any(self.interrupt.received is not None)
+                last = self.step == cfg.iterations
+                logs, evaluates, saves = (
+                    self.step % every == 0
+                    for every in (cfg.log_every, cfg.eval_every, cfg.save_every)
+                )
+                writes = stop or last or logs or evaluates or saves
+                if (writes or not self.update.is_deferred) and self.has_gone_back():
+                    since, began = time.perf_counter(), self.step
+                    continue
+                if logs:
+                    values = self.where.mean(losses).tolist()  # waits for the device
+                    self.log(values, (self.step - began) / (time.perf_counter() - since))
+                improved = self.evaluate() if evaluates or last else []
+                if logs or evaluates or last:
+                    since, began = time.perf_counter(), self.step
+                if to_save := self.running if stop or last or saves else improved:
+                    self.save(to_save)
+                if stop and not last:
+                    name = self.interrupt.received or "a signal to another process"
+                    message = f"{name}: saved at step {self.step}; run the same command to go on"
+                    raise TrainingError(message, code=INTERRUPTED)
+            self.finish()
+        finally:
+            for member in self.members:
+                member.report.close()
+        return [member for member in self.members if member not in self.running]
+
+    def advance(self) -> Tensor:
+        """One update of all runs; returns their losses."""
+        cfg, where, step = self.cfg, self.where, self.step
+        seeds = [member.cfg.seed for member in self.members]
+        sizes = {"size": cfg.batch, "context": cfg.model.context}
+        drawn = self.streams["train"].batch(
+            seeds, step=step, rank=where.rank, world=where.size, **sizes
+        )
+        own = [seed_of_step(seed, step, where.rank) for seed in seeds]
+        rates = [member.rate(step) for member in self.members]
+        self.step += 1
+        return self.update(Batch(step, *drawn, steps_of_update(cfg, step), own, rates))
+
+    def finish(self) -> None:
+        """Measure what is measured once, and write RUN/result.json."""
+        for member in self.running:
+            self.say(f"evaluating {member.run.name} on the whole validation split")
+            run = member.run if self.where.is_first else None
+            state = {"step": self.step, **member.state}
+            model = self.update.model(member.number)
+            write_result(run, model, member.dataset, member.cfg, state)
+        self.where.barrier()
+
+    # Reports -----------------------------------------------------------------------------------
+
+    def say(self, text: str) -> None:
+        self.members[0].report.say(text)
+
+    def log(self, losses: list[float], updates_per_second: float) -> None:
+        """The tokens per second are those of each run while it shares the machine."""
+        speed = updates_per_second * self.cfg.batch * self.cfg.model.context
+        for member in self.running:
+            member.report.log(
+                self.step,
+                loss=losses[member.number],
+                lr=member.rate(self.step - 1) * member.cfg.optimiser.lr,
+                tokens_per_second=speed,
+                mfu=len(self.running) * speed / self.where.size * self.flops / self.peak,
+            )
+
+    def evaluate(self) -> list[Member]:
+        """Estimate losses on fixed random batches; returns the runs that are better than before."""
+        seeds = [member.cfg.seed + 1 for member in self.members]
+        train, val = (self.update.estimates(self.streams[s], seeds) for s in ("train", "val"))
+        improved = []
+        for member in self.running:
+            found = val[member.number]
+            member.report.log(self.step, train_loss=train[member.number], val_loss=found)
+            if found < member.state["best"].get("val_loss", float("inf")):
+                member.state["best"] = {"step": self.step, "val_loss": found}
+                improved.append(member)
+        return improved
+
+    # Checkpoints -------------------------------------------------------------------------------
+
+    def save(self, members: Sequence[Member]) -> None:
+        for member in members:
+            weights, optimiser = self.update.tensors(member.number)  # takes all processes
+            if self.where.is_first:
+                state = {**member.state, "dataset": member.dataset.fingerprint}
+                checkpoint.save_checkpoint(member.folder, self.step, weights, optimiser, state)
+                checkpoint.prune(member.folder, self.cfg.keep, state["best"].get("step"))
         self.where.barrier()
 
     def resume(self) -> None:
+        """Go on from the newest step of which every run has a valid checkpoint, if there is one."""
         if self.where.is_first:
-            for fault in checkpoint.tidy(self.folder):
-                print(f"damaged checkpoint set aside: {fault}")
+            for member in self.members:
+                for fault in checkpoint.tidy(member.folder):
+                    print(f"damaged checkpoint set aside: {fault}")
         self.where.barrier()
-        path, _ = checkpoint.newest_valid(self.folder)
-        if path is not None:
-            self.load(path)
+        saved = [{p.name for p in checkpoint.checkpoints(m.folder)} for m in self.members]
+        common = set.intersection(*saved)
+        if any(saved) and not common:
+            raise ValueError(
+                "the runs to be packed have no checkpoint of one and the same step; go on with "
+                "them one by one (nrgpt train ... --to FOLDER)"
+            )
+        for member in self.members if common else ():
+            path = member.folder / max(common)
+            self.load(member, path)
             if self.where.is_first:
                 print(f"going on from {path} (step {self.step})")
         if not self.where.agree(self.step):
             raise ValueError(
-                f"the processes find checkpoints of different steps in {self.run}: all nodes must "
-                "see the same run folder"
+                f"the processes find checkpoints of different steps in {self.members[0].run}: all "
+                "nodes must see the same run folder"
             )
 
-    def load(self, path: Path) -> None:
+    def load(self, member: Member, path: Path) -> None:
         weights, optimiser, state = checkpoint.load_checkpoint(path)
-        checkpoint.load_model_tensors(self.model, weights)
-        checkpoint.load_optimiser_tensors(self.model, self.optimisers, optimiser)
-        state = checkpoint.checked_state(state, self.run, self.dataset)
+        self.update.load(member.number, weights, optimiser)
+        state = checkpoint.checked_state(state, member.run, member.dataset)
+        member.state = {key: state[key] for key in member.state}
         self.step = state["step"]
-        self.rate_factor = state["rate_factor"]
-        self.rollbacks = state["rollbacks"]
-        self.best = state["best"]
 
-    def roll_back(self, loss: Tensor, norm: Tensor) -> None:
-        what = f"step {self.step}: loss {loss.item():g}, gradient norm {norm.item():g}"
-        if torch.isfinite(loss + norm):
-            what = f"step {self.step}: loss or gradient of another process"
-        rollbacks, factor = self.rollbacks + 1, self.rate_factor / 2
+    # Numbers that are not finite ---------------------------------------------------------------
+
+    def has_gone_back(self) -> bool:
+        """Look for numbers that are not finite. A run that is alone goes back to a checkpoint; one
+        of several leaves the others, which should not lose what they have done."""
+        failures = self.update.failures()
+        for member in list(self.running):
+            failure = failures[member.number]
+            if failure is not None and len(self.members) == 1:
+                self.roll_back(member, failure)
+                return True
+            if failure is not None:
+                self.running.remove(member)
+                self.say(
+                    f"{member.run.name}: {failure}: not finite; it leaves the others and goes on "
+                    "alone afterwards"
+                )
+        return False
+
+    def roll_back(self, member: Member, failure: Failure) -> None:
+        """Go back to the last checkpoint, to try again with half the learning rate."""
+        rollbacks, factor = member.state["rollbacks"] + 1, member.state["rate_factor"] / 2
         if rollbacks > self.cfg.nan_retries:
             raise TrainingError(
-                f"{what}: not finite, after {self.rollbacks} retries with smaller learning rates. "
-                "The checkpoint before is kept. Try a smaller optimiser.lr, a longer warm-up, "
-                "or precision = fp32",
+                f"{failure}: not finite, after {rollbacks - 1} retries with smaller learning "
+                "rates. The checkpoint before is kept. Try a smaller optimiser.lr, a longer "
+                "warm-up, or precision = fp32",
                 code=DIVERGED,
             )
-        here = self.folder / f"step-{self.step:08d}"
+        here = member.folder / f"step-{failure.step:08d}"
         self.where.barrier()
         if self.where.is_first and here.is_dir():
             # Its weights give this very loss: no learning rate helps, only an older checkpoint.
             checkpoint.set_aside(here, "not-finite")
         self.where.barrier()
-        path, _ = checkpoint.newest_valid(self.folder)
+        path, _ = checkpoint.newest_valid(member.folder)
         if path is None:
-            raise TrainingError(f"{what}: not finite, and no checkpoint to go back to", DIVERGED)
-        self.load(path)
-        self.rollbacks, self.rate_factor = rollbacks, factor
-        self.report.drop_after(self.step)
-        self.report.say(f"{what}: not finite; back to step {self.step}, learning rate x {factor:g}")
+            message = f"{failure}: not finite, and no checkpoint to go back to"
+            raise TrainingError(message, code=DIVERGED)
+        self.load(member, path)
+        member.state |= {"rollbacks": rollbacks, "rate_factor": factor}
+        member.report.drop_after(self.step)
+        self.say(f"{failure}: not finite; back to step {self.step}, learning rate x {factor:g}")

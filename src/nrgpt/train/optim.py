@@ -3,14 +3,14 @@
 import math
 
 import torch
-from torch import nn
 from torch.optim import Optimizer
 
+from ..model.network import Network
 from .config import OptimiserConfig
 
 
 class MUON:
-    """The settings of torch.optim.Muon that we leave as they are; the packed trainer needs them."""
+    """The settings of torch.optim.Muon that we leave as they are; packed_optim.py needs them."""
 
     momentum = 0.95
     coefficients = (3.4445, -4.7750, 2.0315)
@@ -19,15 +19,12 @@ class MUON:
     state = ("momentum_buffer",)
 
 
-def make_optimisers(
-    model: nn.Module, cfg: OptimiserConfig, device: torch.device
-) -> list[Optimizer]:
+def make_optimisers(model: Network, cfg: OptimiserConfig, device: torch.device) -> list[Optimizer]:
     """AdamW, and Muon before it if asked. Each group remembers its largest rate as ``peak``."""
     learned = {name: p for name, p in model.named_parameters() if p.requires_grad}
     optimisers: list[Optimizer] = []
-    by_muon: set[str] = set()
+    by_muon = names_for_muon(model, cfg)
     if cfg.name == "muon":
-        by_muon = {name for name, p in learned.items() if is_for_muon(name, p, cfg)}
         matrices = [learned[name] for name in sorted(by_muon)]
         groups = [{"params": matrices, "peak": cfg.muon_lr}]
         optimisers.append(torch.optim.Muon(groups, lr=cfg.muon_lr, weight_decay=cfg.weight_decay))
@@ -49,13 +46,12 @@ def make_optimisers(
     return optimisers
 
 
-def is_for_muon(name: str, parameter: nn.Parameter, cfg: OptimiserConfig) -> bool:
-    """A block's W, and eta if asked: matrices that map states to states, not tables."""
-    if not name.startswith("blocks.") or parameter.dim() != 2:
-        return False
-    if ".rate." in name:
-        return cfg.muon_eta
-    return name.rpartition(".")[2].startswith("W")
+def names_for_muon(model: Network, cfg: OptimiserConfig) -> list[str]:
+    """The parameters that Muon updates: those that were created for it, eta only if asked."""
+    kinds = {"matrix", "eta"} if cfg.muon_eta else {"matrix"}
+    learned = {name for name, p in model.named_parameters() if p.requires_grad}
+    is_used = cfg.name == "muon"
+    return [n for n, kind in model.for_muon.items() if is_used and kind in kinds and n in learned]
 
 
 def rate_at(step: int, iterations: int, cfg: OptimiserConfig) -> float:

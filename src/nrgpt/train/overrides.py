@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import typing
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -20,7 +21,8 @@ def override(cfg: Config, assignments: Sequence[str]) -> Config:
             raise ValueError(f"{assignment!r}: write name=value, for example model.width=64")
         if name not in known:
             raise ValueError(f"there is no field {name!r}{suggestion(name, known)}")
-        changes[name] = parse(text)
+        # A field of given words means the word: model.norm=none is no None.
+        changes[name] = text if text in typing.get_args(known[name]) else parse(text)
     return replace(cfg, changes)
 
 
@@ -51,13 +53,12 @@ def parse(text: str) -> Any:
         return text  # TypeError: {[]: 1} is a literal, but nothing that Python could make
 
 
-def known_names(cfg: Any, prefix: str = "") -> list[str]:
-    """Every field's dotted name."""
-    names = []
-    for field in dataclasses.fields(cfg):
-        value = getattr(cfg, field.name)
-        if dataclasses.is_dataclass(value):
-            names += known_names(value, f"{prefix}{field.name}.")
+def known_names(cfg: Any, prefix: str = "") -> dict[str, Any]:
+    """Every field's dotted name, and its annotation."""
+    names: dict[str, Any] = {}
+    for name, hint in typing.get_type_hints(type(cfg)).items():
+        if dataclasses.is_dataclass(hint):
+            names |= known_names(getattr(cfg, name), f"{prefix}{name}.")
         else:
-            names.append(prefix + field.name)
+            names[prefix + name] = hint
     return names

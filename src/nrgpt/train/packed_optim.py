@@ -86,16 +86,18 @@ class PackedOptimiser:
             lambda shape: math.sqrt(max(1.0, shape[1] / shape[-1])) if len(shape) > 2 else 1.0
         )[: self.border]
         self.updates = torch.zeros(runs, dtype=torch.float64, device=self.device)
-        self.lr = self.vector([o.lr for o in optimisers])
-        self.muon_lr = self.vector([o.muon_lr for o in optimisers])
-        self.weight_decay = self.vector([o.weight_decay for o in optimisers])
-        self.beta1 = self.vector([o.beta1 for o in optimisers])
-        self.beta2 = self.vector([o.beta2 for o in optimisers])
-        self.clip = self.vector([o.clip if o.clip is not None else math.inf for o in optimisers])
+        self.failures = torch.full((runs, 3), -1.0, dtype=torch.float64, device=self.device)
+        """Update, loss and norm of the first failure of each run; -1: none. Kept on the device, so
+        that nobody waits for it after each update."""
+        names = ("lr", "muon_lr", "weight_decay", "beta1", "beta2", "clip")
+        numbers = [[getattr(own, name) for own in optimisers] for name in names]
+        self.lr, self.muon_lr, self.weight_decay, *rest = map(self.vector, numbers)
+        self.beta1, self.beta2, self.clip = rest
 
-    def vector(self, values: list[float]) -> Tensor:
-        """A number for each run."""
-        return torch.tensor(values, dtype=torch.float64, device=self.device)[:, None]
+    def vector(self, values: list[float | None]) -> Tensor:
+        """A number for each run; None is no limit."""
+        numbers = [math.inf if value is None else value for value in values]
+        return torch.tensor(numbers, dtype=torch.float64, device=self.device)[:, None]
 
     def constants(self, of_shape: Callable[[torch.Size], float]) -> Tensor:
         """A number for each weight, spread over its place, (n,)."""
@@ -113,6 +115,9 @@ class PackedOptimiser:
         shrink = (self.clip / (norms + 1e-6)).clamp(max=1).to(gradient.dtype)
         gradient = torch.where(fine, gradient * shrink, 0)
         rates = torch.where(fine, rates[:, None], 0)
+        found = torch.stack([self.updates, losses.double(), norms[:, 0]], 1)
+        is_first = ~fine & (self.failures[:, :1] < 0)
+        self.failures.copy_(torch.where(is_first, found, self.failures))
         self.updates += 1
         if self.by_muon:
             self.muon(gradient[:, : self.border], rates * self.muon_lr)
@@ -160,7 +165,8 @@ class PackedOptimiser:
     def named_states(self) -> dict[str, Tensor]:
         """States (P, ...) of the optimisers, under the names that checkpoints of lone runs use."""
         adam = 1 if self.by_muon else 0
-        return {
+        steps = {f"{adam}/{name}/step": self.updates for name in self.by_adam}
+        return steps | {
             f"{number}/{name}/{kind}": view
             for number, names, kinds in (
                 (0, self.by_muon, MUON.state),

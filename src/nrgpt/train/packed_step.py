@@ -22,7 +22,7 @@ from ..kernels.dispatch import packed
 from ..kernels.graph import Graphed
 from ..language_model import LanguageModel
 from .config import OptimiserConfig
-from .optim import is_for_muon
+from .optim import names_for_muon
 from .packed_optim import PackedOptimiser
 from .speed import compile_model, forget_compiled
 
@@ -59,14 +59,9 @@ class PackedStep:
         named = [model.state_dict(keep_vars=True) for model in models]
         learned = {name: p for name, p in named[0].items() if p.requires_grad}
         stacked = {name: torch.stack([own[name].detach() for own in named]) for name in named[0]}
-        by_muon = [
-            name
-            for name, p in learned.items()
-            if optimisers[0].name == "muon" and is_for_muon(name, p, optimisers[0])
-        ]
-        self.optimiser = PackedOptimiser(
-            {name: stacked[name] for name in learned}, by_muon, optimisers
-        )
+        by_muon = names_for_muon(self.model, optimisers[0])
+        own = {name: stacked[name] for name in learned}
+        self.optimiser = PackedOptimiser(own, by_muon, optimisers)
         self.weights = stacked | self.optimiser.weights
         self.leaves: list[Tensor] = list(self.optimiser.weights.values())
         """What gradients are asked of."""
@@ -182,24 +177,3 @@ class PackedStep:
                 stack.enter_context(packed())
                 stack.enter_context(sdpa_kernel(BACKENDS))
             yield
-
-    def tensors(self, run: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Weights and optimiser state of one run, as its lone run would save them."""
-        weights = {name: value[run].detach().cpu().clone() for name, value in self.weights.items()}
-        optimiser = self.optimiser
-        state = {name: value[run].cpu().clone() for name, value in optimiser.named_states().items()}
-        count = optimiser.updates[run].float().cpu()
-        adam = 1 if optimiser.by_muon else 0
-        state |= {f"{adam}/{name}/step": count.clone() for name in optimiser.by_adam}
-        return weights, state
-
-    @torch.no_grad()
-    def load(self, run: int, weights: dict[str, Tensor], state: dict[str, Tensor]) -> None:
-        for name, value in weights.items():
-            self.weights[name][run] = value
-        states = self.optimiser.named_states()
-        for path, value in state.items():
-            if path.endswith("/step"):
-                self.optimiser.updates[run] = value.double()
-            else:
-                states[path][run] = value

@@ -5,15 +5,15 @@ says and ``_released`` for what its authors' code does. ``nrgpt presets`` lists 
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
-from ..data.listops import PAPER, RELEASED
+from ..data.listops import PAPER, RELEASED, ListOpsConfig
 from ..interop.released import released_config
 from ..model.config import ModelConfig
 from .config import DataConfig, OptimiserConfig, TrainConfig
-
-PRESETS: dict[str, Callable[[], TrainConfig]] = {}
+from .overrides import replace
 
 MODELS: dict[str, dict[str, Any]] = {
     "nrgpt_ff1": {"block": "nrgpt", "feedforward": "ff1"},
@@ -77,15 +77,18 @@ def make_model(form: str, kind: str, *, strict_mask: bool = False, **sizes: Any)
 # ListOps -----------------------------------------------------------------------------------------
 
 
+def vocabulary(data: ListOpsConfig) -> int:
+    return 4 + len(data.functions) + data.numbers
+
+
 def listops(kind: str, form: str) -> TrainConfig:
     """The transition experiment at width 64, 5 steps; sweep model.width for the figure."""
     sizes = {"width": 64, "heads": 1, "steps": 5, "context": 128}
     data = PAPER if form == "paper" else RELEASED
-    vocabulary = 4 + len(data.functions) + data.numbers
-    if form == "released":
-        vocabulary = 20  # their vocabulary holds six function names, of which the data uses three
+    # The released vocabulary holds six function names, of which the data uses three.
+    size = 20 if form == "released" else vocabulary(data)
     cfg = TrainConfig(
-        model=make_model(form, kind, strict_mask=True, vocab_size=vocabulary, **sizes),
+        model=make_model(form, kind, strict_mask=True, vocab_size=size, **sizes),
         data=DataConfig(task="listops", listops=data),
         optimiser=OptimiserConfig(lr=5e-4, final=0.04, decay="exponential"),
         iterations=100_000,
@@ -98,25 +101,17 @@ def listops(kind: str, form: str) -> TrainConfig:
     if form in ("paper", "released"):
         return cfg
     # No expression of depth 2 is longer than 60 tokens: more positions are parameters for nothing.
-    return dataclasses.replace(
-        cfg,
-        model=dataclasses.replace(cfg.model, heads=4, context=64),
-        optimiser=OptimiserConfig(name="muon", lr=6e-3, muon_lr=0.04, decay="cosine", final=0.05),
-        iterations=12_000,
-        precision="auto",
-    )
+    ours = OptimiserConfig(name="muon", lr=6e-3, muon_lr=0.04, decay="cosine", final=0.05)
+    sizes = {"model.heads": 4, "model.context": 64}
+    return replace(cfg, {**sizes, "optimiser": ours, "iterations": 12_000, "precision": "auto"})
 
 
-def energy_figure(steps: int, rate: Literal["identity", "free"]) -> TrainConfig:
+def energy_figure(steps: int, rate: str) -> TrainConfig:
     """ListOps with many steps, whose energies the paper plots."""
+    model = {"model.steps": steps, "model.rate": rate, "model.learn_gamma": rate != "identity"}
+    is_deep = steps > 50  # then its steps are recomputed, which cannot be recorded
     cfg = listops("nrgpt_ff1", "paper")
-    model = dataclasses.replace(
-        cfg.model,
-        steps=steps,
-        rate=rate,
-        learn_gamma=rate != "identity",
-    )
-    return dataclasses.replace(cfg, model=model, checkpoint_steps=steps > 50)
+    return replace(cfg, {**model, "checkpoint_steps": is_deep, "graph": not is_deep})
 
 
 # Shakespeare -------------------------------------------------------------------------------------
@@ -148,42 +143,40 @@ def shakespeare(kind: str, form: str) -> TrainConfig:
     )
     if form in ("paper", "released"):
         return cfg
-    return dataclasses.replace(
-        cfg,
-        model=dataclasses.replace(cfg.model, heads=4, dropout=0.05),
-        optimiser=OptimiserConfig(name="muon", lr=2e-3, muon_lr=0.02, final=0.02),
-        iterations=8_000,
-        eval_every=250,
-    )
+    ours = OptimiserConfig(name="muon", lr=2e-3, muon_lr=0.02, final=0.02)
+    model = {"model.heads": 4, "model.dropout": 0.05}
+    return replace(cfg, {**model, "optimiser": ours, "iterations": 8_000, "eval_every": 250})
 
 
 # OpenWebText -------------------------------------------------------------------------------------
 
-OWT_ROWS: dict[str, tuple[dict[str, Any], float, float]] = {
-    "gpt": ({"width": 768, "steps": 12}, 7e-4, 0.1),
-    "rgpt": ({"width": 768, "steps": 12}, 6e-4, 2 / 3),
-    "rgpt_parallel": ({"width": 768, "steps": 12}, 6e-4, 2 / 3),
-    "nrgpt_ff1": ({"width": 768, "steps": 12}, 1e-4, 0.7),
-    "nrgpt_ff2w": ({"width": 768, "steps": 12}, 1e-4, 0.7),
+OWT_RATES = {
+    "gpt": (7e-4, 0.1),
+    "rgpt": (6e-4, 2 / 3),
+    "rgpt_parallel": (6e-4, 2 / 3),
+    "nrgpt_ff1": (1e-4, 0.7),
+    "nrgpt_ff2w": (1e-4, 0.7),
 }
-"""Equal width: sizes, learning rate, its last value as a share."""
-
-OWT_EQUAL_PARAMETERS: dict[str, tuple[dict[str, Any], float, float]] = {
-    "gpt": ({"width": 768, "steps": 12}, 7e-4, 0.1),
-    "rgpt_parallel": ({"width": 1740, "steps": 6}, 6e-4, 0.1),
-    "nrgpt_ff2w": ({"width": 1536, "steps": 6}, 3e-5, 0.1),
+"""At equal width: the learning rate, and its last value as a share."""
+OWT_EQUAL_PARAMETERS = {
+    "gpt": ({"width": 768, "steps": 12}, 7e-4),
+    "rgpt_parallel": ({"width": 1740, "steps": 6}, 6e-4),
+    "nrgpt_ff2w": ({"width": 1536, "steps": 6}, 3e-5),
 }
-"""Equal parameters (124M to 128M, tied)."""
-OURS_NRGPT: dict[str, Any] = {"alpha_init": 4.0, "rate": "free_per_term"}
+"""At equal parameters (124M to 128M, tied): sizes and learning rate."""
+OURS_NRGPT = {"model.alpha_init": 4.0, "model.rate": "free_per_term", "optimiser.muon_eta": True}
 """What made up for GPT's lead: experiments/text_rates and text_steps."""
-OURS_EQUAL_PARAMETERS: dict[str, Any] = {"width": 1728, "steps": 12}
+OURS_EQUAL_PARAMETERS = {"model.width": 1728, "model.steps": 12}
 """NRGPT with low-rank heads has fewer parameters than the paper's of the same width: as many as
 GPT take this one (124.5M). Twice the steps: experiments/text_steps."""
 
 
 def openwebtext(kind: str, form: str, equal_parameters: bool = False) -> TrainConfig:
     """GPT-2 byte pairs, context 1,024, 100,000 iterations (480 sequences each; released: 384)."""
-    sizes, lr, final = (OWT_EQUAL_PARAMETERS if equal_parameters else OWT_ROWS)[kind]
+    sizes: dict[str, Any] = {"width": 768, "steps": 12}
+    lr, final = OWT_RATES[kind]
+    if equal_parameters:
+        (sizes, lr), final = OWT_EQUAL_PARAMETERS[kind], 0.1
     cfg = TrainConfig(
         model=make_model(form, kind, vocab_size=50_304, context=1_024, heads=12, **sizes),
         data=DataConfig(task="text"),
@@ -202,12 +195,9 @@ def openwebtext(kind: str, form: str, equal_parameters: bool = False) -> TrainCo
         return cfg
     ours = OptimiserConfig(name="muon", lr=6e-4, muon_lr=0.02, warmup=500)
     cfg = dataclasses.replace(cfg, optimiser=ours)
-    if cfg.model.block == "nrgpt":
-        ours = dataclasses.replace(ours, muon_eta=True)
-        sizes = OURS_EQUAL_PARAMETERS if equal_parameters else {}
-        model = dataclasses.replace(cfg.model, **OURS_NRGPT, **sizes)
-        cfg = dataclasses.replace(cfg, model=model, optimiser=ours)
-    return cfg
+    if cfg.model.block != "nrgpt":
+        return cfg
+    return replace(cfg, OURS_NRGPT | (OURS_EQUAL_PARAMETERS if equal_parameters else {}))
 
 
 def debug() -> TrainConfig:
@@ -215,12 +205,7 @@ def debug() -> TrainConfig:
     data = dataclasses.replace(RELEASED, train=2_000, validation=200, test=100)
     return TrainConfig(
         model=ModelConfig(
-            vocab_size=4 + len(data.functions) + data.numbers,
-            context=32,
-            width=16,
-            heads=2,
-            steps=3,
-            dropout=0.1,
+            vocab_size=vocabulary(data), context=32, width=16, heads=2, steps=3, dropout=0.1
         ),
         data=DataConfig(task="listops", listops=data),
         optimiser=OptimiserConfig(lr=3e-3, warmup=5),
@@ -238,7 +223,7 @@ def demo() -> TrainConfig:
     data = dataclasses.replace(RELEASED, functions=("max", "median", "min"))
     return TrainConfig(
         model=ModelConfig(
-            vocab_size=4 + len(data.functions) + data.numbers,
+            vocab_size=vocabulary(data),
             context=64,
             width=64,
             heads=4,
@@ -259,31 +244,74 @@ def demo() -> TrainConfig:
 
 def certified(make: Callable[[str, str], TrainConfig]) -> TrainConfig:
     """Our recipe for NRGPT-FF2W, with energies and a rate whose descent is proved at every step."""
-    cfg = make("nrgpt_ff2w", "")
-    optimiser = dataclasses.replace(cfg.optimiser, muon_eta=False)  # eta is no matrix
-    model = dataclasses.replace(cfg.model, **CERTIFIED)
-    return dataclasses.replace(cfg, model=model, optimiser=optimiser)
+    model = {f"model.{name}": value for name, value in CERTIFIED.items()}
+    return replace(make("nrgpt_ff2w", ""), {**model, "optimiser.muon_eta": False})
 
 
-def register(name: str, make: Callable[..., TrainConfig], *arguments: Any) -> None:
-    def preset() -> TrainConfig:
-        return make(*arguments)
-
-    preset.__doc__ = make.__doc__
-    PRESETS[name] = preset
-
-
-PRESETS["debug"] = debug
-PRESETS["demo"] = demo
-for _kind in MODELS:
-    for _form in ("", "_paper", "_released"):
-        register(f"listops_{_kind}{_form}", listops, _kind, _form.strip("_"))
-        register(f"shakespeare_{_kind}{_form}", shakespeare, _kind, _form.strip("_"))
-        register(f"owt_{_kind}{_form}", openwebtext, _kind, _form.strip("_"))
-        if _kind in OWT_EQUAL_PARAMETERS:
-            name = f"owt_{_kind}_equal_parameters{_form}"
-            register(name, openwebtext, _kind, _form.strip("_"), True)
-for _task, _make in (("listops", listops), ("shakespeare", shakespeare), ("owt", openwebtext)):
-    register(f"{_task}_nrgpt_certified", certified, _make)
-register("energy_30_steps_paper", energy_figure, 30, "identity")
-register("energy_100_steps_paper", energy_figure, 100, "free")
+RECIPES: dict[str, tuple[Any, ...]] = {
+    "debug": (debug,),
+    "demo": (demo,),
+    "energy_30_steps_paper": (energy_figure, 30, "identity"),
+    "energy_100_steps_paper": (energy_figure, 100, "free"),
+    "listops_nrgpt_certified": (certified, listops),
+    "listops_nrgpt_ff1": (listops, "nrgpt_ff1", ""),
+    "listops_nrgpt_ff1_paper": (listops, "nrgpt_ff1", "paper"),
+    "listops_nrgpt_ff1_released": (listops, "nrgpt_ff1", "released"),
+    "listops_nrgpt_ff2w": (listops, "nrgpt_ff2w", ""),
+    "listops_nrgpt_ff2w_paper": (listops, "nrgpt_ff2w", "paper"),
+    "listops_nrgpt_ff2w_released": (listops, "nrgpt_ff2w", "released"),
+    "listops_gpt": (listops, "gpt", ""),
+    "listops_gpt_paper": (listops, "gpt", "paper"),
+    "listops_gpt_released": (listops, "gpt", "released"),
+    "listops_rgpt": (listops, "rgpt", ""),
+    "listops_rgpt_paper": (listops, "rgpt", "paper"),
+    "listops_rgpt_released": (listops, "rgpt", "released"),
+    "listops_rgpt_parallel": (listops, "rgpt_parallel", ""),
+    "listops_rgpt_parallel_paper": (listops, "rgpt_parallel", "paper"),
+    "listops_rgpt_parallel_released": (listops, "rgpt_parallel", "released"),
+    "shakespeare_nrgpt_certified": (certified, shakespeare),
+    "shakespeare_nrgpt_ff1": (shakespeare, "nrgpt_ff1", ""),
+    "shakespeare_nrgpt_ff1_paper": (shakespeare, "nrgpt_ff1", "paper"),
+    "shakespeare_nrgpt_ff1_released": (shakespeare, "nrgpt_ff1", "released"),
+    "shakespeare_nrgpt_ff2w": (shakespeare, "nrgpt_ff2w", ""),
+    "shakespeare_nrgpt_ff2w_paper": (shakespeare, "nrgpt_ff2w", "paper"),
+    "shakespeare_nrgpt_ff2w_released": (shakespeare, "nrgpt_ff2w", "released"),
+    "shakespeare_gpt": (shakespeare, "gpt", ""),
+    "shakespeare_gpt_paper": (shakespeare, "gpt", "paper"),
+    "shakespeare_gpt_released": (shakespeare, "gpt", "released"),
+    "shakespeare_rgpt": (shakespeare, "rgpt", ""),
+    "shakespeare_rgpt_paper": (shakespeare, "rgpt", "paper"),
+    "shakespeare_rgpt_released": (shakespeare, "rgpt", "released"),
+    "shakespeare_rgpt_parallel": (shakespeare, "rgpt_parallel", ""),
+    "shakespeare_rgpt_parallel_paper": (shakespeare, "rgpt_parallel", "paper"),
+    "shakespeare_rgpt_parallel_released": (shakespeare, "rgpt_parallel", "released"),
+    "owt_nrgpt_certified": (certified, openwebtext),
+    "owt_nrgpt_ff1": (openwebtext, "nrgpt_ff1", ""),
+    "owt_nrgpt_ff1_paper": (openwebtext, "nrgpt_ff1", "paper"),
+    "owt_nrgpt_ff1_released": (openwebtext, "nrgpt_ff1", "released"),
+    "owt_nrgpt_ff2w": (openwebtext, "nrgpt_ff2w", ""),
+    "owt_nrgpt_ff2w_paper": (openwebtext, "nrgpt_ff2w", "paper"),
+    "owt_nrgpt_ff2w_released": (openwebtext, "nrgpt_ff2w", "released"),
+    "owt_gpt": (openwebtext, "gpt", ""),
+    "owt_gpt_paper": (openwebtext, "gpt", "paper"),
+    "owt_gpt_released": (openwebtext, "gpt", "released"),
+    "owt_rgpt": (openwebtext, "rgpt", ""),
+    "owt_rgpt_paper": (openwebtext, "rgpt", "paper"),
+    "owt_rgpt_released": (openwebtext, "rgpt", "released"),
+    "owt_rgpt_parallel": (openwebtext, "rgpt_parallel", ""),
+    "owt_rgpt_parallel_paper": (openwebtext, "rgpt_parallel", "paper"),
+    "owt_rgpt_parallel_released": (openwebtext, "rgpt_parallel", "released"),
+    "owt_nrgpt_ff2w_equal_parameters": (openwebtext, "nrgpt_ff2w", "", True),
+    "owt_nrgpt_ff2w_equal_parameters_paper": (openwebtext, "nrgpt_ff2w", "paper", True),
+    "owt_nrgpt_ff2w_equal_parameters_released": (openwebtext, "nrgpt_ff2w", "released", True),
+    "owt_gpt_equal_parameters": (openwebtext, "gpt", "", True),
+    "owt_gpt_equal_parameters_paper": (openwebtext, "gpt", "paper", True),
+    "owt_gpt_equal_parameters_released": (openwebtext, "gpt", "released", True),
+    "owt_rgpt_parallel_equal_parameters": (openwebtext, "rgpt_parallel", "", True),
+    "owt_rgpt_parallel_equal_parameters_paper": (openwebtext, "rgpt_parallel", "paper", True),
+    "owt_rgpt_parallel_equal_parameters_released": (openwebtext, "rgpt_parallel", "released", True),
+}
+PRESETS: dict[str, Callable[[], TrainConfig]] = {
+    name: functools.update_wrapper(functools.partial(make, *arguments), make)
+    for name, (make, *arguments) in RECIPES.items()
+}

@@ -15,8 +15,8 @@ from ..language_model import LanguageModel
 from ..measure.listops import listops_accuracy
 from ..measure.loss import split_loss
 from .config import TrainConfig
-from .precision import autocast
 from .report import plot_losses
+from .speed import autocast
 
 
 def write_result(

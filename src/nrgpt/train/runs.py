@@ -1,10 +1,13 @@
-"""Run folders, from the reader's side: the model, its tokenizer and its configuration."""
+"""Run folders: their configuration, model and tokenizer."""
 
+import dataclasses
 import functools
 import json
-from collections.abc import Sequence
+import operator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import load_file
 
@@ -12,10 +15,14 @@ from ..check import from_dict
 from ..data.listops import read_expression, render
 from ..data.shards import Dataset
 from ..data.tokenizer import SymbolTokenizer, Tokenizer, load_tokenizer
+from ..files import write_atomically
 from ..language_model import LanguageModel
-from .checkpoint import FILES, is_valid, newest_valid, verify
-from .config import TrainConfig
+from ..model.registry import PLUGINS
+from .checkpoint import FILES, CheckpointError, fault_of, newest_valid
+from .config import BOOKKEEPING, TrainConfig
 from .data import TOKENIZER, open_dataset, prepare_dataset
+from .overrides import known_names
+from .report import environment
 
 
 @dataclass(frozen=True)
@@ -68,8 +75,9 @@ def load_run(folder: Path | str, step: int | None = None, *, device: str = "cpu"
     config = folder / "config.json"
     if not config.is_file():
         raise FileNotFoundError(f"{folder} is not a run: there is no {config}")
-    cfg = from_dict(TrainConfig, json.loads(config.read_text()))
-    newest, faults = newest_valid(folder / "checkpoints")
+    cfg = read_config(config)
+    saved = folder / "checkpoints"
+    newest, faults = newest_valid(saved)
     if newest is None:
         said = f" ({'; '.join(faults)})" if faults else ""
         raise FileNotFoundError(
@@ -77,14 +85,67 @@ def load_run(folder: Path | str, step: int | None = None, *, device: str = "cpu"
             "they were deleted, remove the folder first"
         )
     state = json.loads((newest / "state.json").read_text())
-    wanted = int(state["best"].get("step", state["step"])) if step is None else step
-    chosen = newest.with_name(f"step-{wanted:08d}")
-    if step is None and not is_valid(chosen):
-        chosen, wanted = newest, int(state["step"])
-    if not chosen.is_dir():
-        kept = ", ".join(path.name for path in sorted(chosen.parent.glob("step-*")))
+    wanted = state["best"].get("step", state["step"]) if step is None else step
+    chosen = saved / f"step-{int(wanted):08d}"
+    if step is not None and not chosen.is_dir():
+        kept = ", ".join(path.name for path in sorted(saved.glob("step-*")))
         raise FileNotFoundError(f"step = {step}: {folder} keeps {kept}")
-    verify(chosen)
+    if chosen != newest and (fault := fault_of(chosen)):  # the newest one has been checked
+        if step is not None:
+            raise CheckpointError(fault)
+        chosen = newest
     model = LanguageModel(cfg.model)
     model.load_state_dict(load_file(chosen / FILES[0]))
-    return Run(folder, cfg, model.to(device).eval(), wanted, tuple(faults))
+    number = int(chosen.name.removeprefix("step-"))
+    return Run(folder, cfg, model.to(device).eval(), number, tuple(faults))
+
+
+def check_config(cfg: TrainConfig, run: Path) -> None:
+    """Write RUN/config.json, or refuse to go on with a run of another configuration."""
+    path = run / "config.json"
+    if path.exists():
+        differ = differences(read_config(path), cfg)
+        if "iterations" in differ:
+            print(f"{differ['iterations']}: the learning rate's schedule stretches with it")
+        changed = [text for name, text in differ.items() if name not in BOOKKEEPING]
+        if changed:
+            raise ValueError(
+                f"{run} holds a run of another configuration ({'; '.join(changed)}); choose "
+                "another folder with --to, or remove this one"
+            )
+    write_atomically(path, json.dumps(dataclasses.asdict(cfg), indent=1))
+    write_atomically(run / "environment.json", json.dumps(environment(), indent=1))
+
+
+def read_config(path: Path) -> TrainConfig:
+    """The configuration in a run's config.json. A field that it does not have yet is taken at its
+    default."""
+    try:
+        fields = json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f"{path}: no configuration ({error}); put back the one it was, or choose another folder"
+        ) from error
+    return config_of(fields, path)
+
+
+def config_of(fields: Mapping[str, Any], where: Path | str) -> TrainConfig:
+    """The configuration of a stored run. Its plugins must be there already: no run folder may make
+    code run."""
+    for plugin in fields.get("plugins", ()):
+        if plugin not in PLUGINS:
+            raise ValueError(
+                f"{where}: this run has energies of the plugin {plugin!r}; if you trust that code, "
+                f"name it: --plugin {plugin} (from Python, nrgpt.load_plugin({plugin!r}))"
+            )
+    return from_dict(TrainConfig, fields)
+
+
+def differences(stored: TrainConfig, cfg: TrainConfig) -> dict[str, str]:
+    """Where a stored configuration is not this one, by field."""
+    values = {name: operator.attrgetter(name) for name in known_names(cfg)}
+    return {
+        name: f"{name}: {value(stored)!r} -> {value(cfg)!r}"
+        for name, value in values.items()
+        if value(stored) != value(cfg)
+    }

@@ -1,6 +1,9 @@
-"""How much arithmetic a token costs, and how fast this machine multiplies."""
+"""What decides how fast a run is: precision, compilation, the arithmetic of a token, and how fast
+this machine multiplies."""
 
 import time
+from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -8,6 +11,14 @@ from torch.utils.flop_counter import FlopCounterMode
 from ..language_model import LanguageModel
 from ..model.config import ModelConfig
 from ..model.flops import flops_per_token
+from .config import TrainConfig
+
+
+def autocast(cfg: TrainConfig, device: torch.device) -> Any:
+    """A context in which the model computes in the precision of training."""
+    if cfg.precision == "fp32" or (cfg.precision == "auto" and device.type == "cpu"):
+        return nullcontext()
+    return torch.autocast(device.type, dtype=torch.bfloat16)
 
 
 def training_flops_per_token(cfg: ModelConfig, batch: int) -> float:

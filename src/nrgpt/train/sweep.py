@@ -17,9 +17,10 @@ from rich.table import Table
 from ..check import check_choice
 from .config import TrainConfig
 from .faults import DIVERGED, Interrupt, TrainingError
-from .loop import check_config
+from .loop import train, train_packed
 from .overrides import override, parse
-from .packed import shape_of, train_one, train_packed
+from .runs import check_config
+from .updates import shape_of
 
 screen = Console()
 OBJECTIVE = "val_loss_full"
@@ -85,7 +86,7 @@ def run_one(cfg: TrainConfig, chosen: dict[str, Any], folder: Path) -> dict[str,
         check_config(own, folder)
         return {**chosen, **result, "run": folder.name}
     try:
-        return {**chosen, **train_one(own, folder), "run": folder.name}
+        return {**chosen, **train(own, folder), "run": folder.name}
     except TrainingError as error:
         if error.code != DIVERGED:
             raise

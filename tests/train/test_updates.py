@@ -1,9 +1,7 @@
-"""Packed runs against their lone ones."""
+"""Recorded and packed runs against plain ones, and which of the three is used."""
 
 import dataclasses
 import json
-import os
-import signal
 
 import pytest
 import torch
@@ -12,13 +10,15 @@ from nrgpt import EnergyTerm
 from nrgpt.data.shards import Dataset
 from nrgpt.decode.decoder import GraphedDecoder
 from nrgpt.model.energy import ENERGIES
-from nrgpt.train import loop, packed, sweep
+from nrgpt.train import loop, sweep
 from nrgpt.train.checkpoint import newest_valid
-from nrgpt.train.faults import TrainingError
+from nrgpt.train.distributed import World
+from nrgpt.train.faults import DIVERGED, TrainingError
 from nrgpt.train.packed_step import PackedStep
 from nrgpt.train.runs import load_run
+from nrgpt.train.updates import Batch, Packed, Plain, Recorded, choose_update
 from tests.models import relative
-from tests.runs import debug, final_weights, losses, same
+from tests.runs import debug, final_weights, losses, same, stop_at
 
 SHORT = ("iterations=12", "save_every=5", "eval_every=6", "log_every=3", "model.dropout=0.1")
 SEEDS_AND_RATES = [("seed=0",), ("seed=1", "optimiser.lr=1e-3"), ("seed=1", "optimiser.warmup=2")]
@@ -30,9 +30,15 @@ def pack(tmp_path, *fields, more=SEEDS_AND_RATES):
     return cfgs, runs
 
 
+def recorded(monkeypatch):
+    """Have runs that are trained alone computed as recorded ones are. On a CPU nothing is recorded,
+    but all else is the same."""
+    monkeypatch.setattr(loop, "choose_update", lambda cfgs, where: Recorded)
+
+
 def test_runs_equal_their_lone_ones(tmp_path):
     cfgs, runs = pack(tmp_path)
-    results = packed.train_packed(cfgs, runs)
+    results = loop.train_packed(cfgs, runs)
     for number, (cfg, run) in enumerate(zip(cfgs, runs, strict=True)):
         lone = tmp_path / f"lone-{number}"
         result = loop.train(cfg, lone)
@@ -51,7 +57,7 @@ def test_runs_of_different_data_equal_their_lone_ones(tmp_path):
     """Each with its own batches, tests and dataset to go on with."""
     more = [("seed=1",), ("seed=1", "data.listops.answers=direct"), ("seed=2",)]
     cfgs, runs = pack(tmp_path, more=more)
-    results = packed.train_packed(cfgs, runs)
+    results = loop.train_packed(cfgs, runs)
     for number, (cfg, run) in enumerate(zip(cfgs, runs, strict=True)):
         lone = tmp_path / f"lone-{number}"
         result = loop.train(cfg, lone)
@@ -62,7 +68,7 @@ def test_runs_of_different_data_equal_their_lone_ones(tmp_path):
     states = [newest_state(run)["dataset"] for run in runs]
     assert states[0] == states[2] != states[1]
     longer = [dataclasses.replace(cfg, iterations=14) for cfg in cfgs]
-    assert {result["step"] for result in packed.train_packed(longer, runs)} == {14}
+    assert {result["step"] for result in loop.train_packed(longer, runs)} == {14}
 
 
 def newest_state(run):
@@ -79,17 +85,23 @@ def newest_state(run):
     ],
     ids=str,
 )
-def test_a_pack_of_one_equals_a_lone_run(tmp_path, fields):
-    """What a recorded run of one is: its model's weights are parts of the pack's buffer."""
+def test_a_recorded_run_equals_a_plain_one(tmp_path, monkeypatch, fields):
+    """In a recorded run the model's weights are parts of the optimiser's buffer."""
     cfg = debug(*SHORT, *fields)
-    (found,) = packed.train_packed([cfg], [tmp_path / "pack"])
-    expected = loop.train(cfg, tmp_path / "lone")
+    expected = loop.train(cfg, tmp_path / "plain")
+    with monkeypatch.context() as patch:
+        recorded(patch)
+        found = loop.train(cfg, tmp_path / "recorded")
     assert abs(found["val_loss_full"] - expected["val_loss_full"]) < 1e-5
-    ours, theirs = final_weights(tmp_path / "pack"), final_weights(tmp_path / "lone")
+    for ours, theirs in zip(losses(tmp_path / "recorded"), losses(tmp_path / "plain"), strict=True):
+        assert all(abs(ours[key] - theirs[key]) < 1e-5 for key in theirs)
+    ours, theirs = final_weights(tmp_path / "recorded"), final_weights(tmp_path / "plain")
     assert ours.keys() == theirs.keys()
     assert all(relative(ours[name], theirs[name]) < 1e-5 for name in ours)
-    longer = dataclasses.replace(cfg, iterations=14)  # the ordinary loop goes on with it
-    assert loop.train(longer, tmp_path / "pack")["step"] == 14
+    longer = dataclasses.replace(cfg, iterations=14)  # either kind goes on with the other's run
+    assert loop.train(longer, tmp_path / "recorded")["step"] == 14
+    recorded(monkeypatch)
+    assert loop.train(longer, tmp_path / "plain")["step"] == 14
 
 
 class Pull(EnergyTerm):
@@ -105,9 +117,9 @@ class Pull(EnergyTerm):
 
 def test_energies_with_buffers_and_without_readouts(tmp_path, monkeypatch):
     monkeypatch.setitem(ENERGIES, "pull", Pull)
+    recorded(monkeypatch)
     cfg = debug(*SHORT, "model.feedforward=pull")
-    (found,) = packed.train_packed([cfg], [tmp_path / "pack"])
-    assert found["step"] == 12
+    assert loop.train(cfg, tmp_path / "pack")["step"] == 12
     assert "blocks.0.energy.terms.feedforward.direction" in final_weights(tmp_path / "pack")
     model = load_run(tmp_path / "pack").model
     decoder = GraphedDecoder(model, [[1, 2]], "exact", None)
@@ -121,79 +133,89 @@ def test_energies_with_buffers_and_without_readouts(tmp_path, monkeypatch):
 
 def test_a_pack_refuses_another_dataset(tmp_path, monkeypatch):
     cfgs, runs = pack(tmp_path)
-    packed.train_packed(cfgs, runs)
+    loop.train_packed(cfgs, runs)
     other = [dataclasses.replace(cfg, iterations=14) for cfg in cfgs]
     monkeypatch.setattr(Dataset, "fingerprint", "another")
     tokenizer = runs[0] / "tokenizer.json"
     tokenizer.write_text("as it was")
     with pytest.raises(ValueError, match="is not the dataset that"):
-        packed.train_packed(other, runs)
+        loop.train_packed(other, runs)
     assert tokenizer.read_text() == "as it was"
 
 
-def test_what_is_recorded(monkeypatch, tmp_path):
-    """One process on a GPU with nothing that a recording cannot do."""
-    taken = []
-    monkeypatch.setattr(packed, "train_packed", lambda cfgs, runs: taken.append("graph") or [{}])
-    monkeypatch.setattr(packed, "train", lambda cfg, run: taken.append("loop") or {})
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    for fields, expected in {
-        ("graph=true",): "graph",
-        ("graph=true", "random_steps=(1,3)"): "graph",
-        (): "loop",
-        ("graph=true", "device=cpu"): "loop",
-        ("graph=true", "accumulation=2"): "loop",
-        ("graph=true", "checkpoint_steps=true"): "loop",
-        ("graph=true", "deterministic=true"): "loop",
-        ("graph=true", "model.block=gpt", "random_steps=(1,3)"): "loop",
-    }.items():
-        packed.train_one(debug(*fields), tmp_path)
-        assert taken.pop() == expected, fields
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    packed.train_one(debug("graph=true"), tmp_path)
-    assert taken == ["loop"]
+GPU = World(0, 1, torch.device("cuda"))
+CPU = World(0, 1, torch.device("cpu"))
+
+
+def test_which_update_is_used():
+    two = [debug("graph=true", f"seed={seed}") for seed in (0, 1)]
+    assert choose_update(two, GPU) is choose_update(two, CPU) is Packed
+    assert choose_update(two[:1], GPU) is Recorded
+    assert choose_update([debug("graph=true", "random_steps=(1,3)")], GPU) is Recorded
+    assert choose_update([debug()], GPU) is Plain
+    anything = ("accumulation=2", "checkpoint_steps=true", "deterministic=true", "parallel=fsdp")
+    assert choose_update([debug(*anything)], GPU) is Plain
+    # A CPU has nothing to record, so graph asks for nothing there.
+    assert choose_update([debug("graph=true", *anything)], CPU) is Plain
+
+
+GPT = ("model.block=gpt", "random_steps=(1,3)")
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        (("accumulation=2",), "accumulation = 2"),
+        (("checkpoint_steps=true",), "checkpoint_steps = True"),
+        (("deterministic=true", "parallel=fsdp"), "deterministic = True and parallel = 'fsdp'"),
+        (GPT, r"random_steps = \(1, 3\) with model.block = 'gpt'"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_combined_is_refused(fields, said):
+    alone = ": cannot be combined with graph = True; do without, or set graph=false"
+    with pytest.raises(ValueError, match=said + alone):
+        choose_update([debug("graph=true", *fields)], GPU)
+    packed = [debug(*fields, f"optimiser.lr={rate}") for rate in (1e-3, 2e-3)]
+    with pytest.raises(ValueError, match=f"{said}: cannot be combined with packed runs; .* one by"):
+        choose_update(packed, CPU)
+
+
+def test_recorded_and_packed_runs_are_for_one_process():
+    with pytest.raises(ValueError, match=r"2 processes: .* graph = True; do without"):
+        choose_update([debug("graph=true")], World(0, 2, torch.device("cuda")))
+    with pytest.raises(ValueError, match=r"2 processes: .* packed runs"):
+        choose_update([debug(), debug("seed=1")], World(0, 2, torch.device("cpu")))
 
 
 def test_speeds_do_not_count_evaluations(tmp_path, monkeypatch):
     """Tokens and seconds are of the same updates, whatever lies between."""
     speeds = []
     clock = iter(range(10_000))
-    monkeypatch.setattr(packed.time, "perf_counter", lambda: float(next(clock)))
-    log = packed.Pack.log
+    monkeypatch.setattr(loop.time, "perf_counter", lambda: float(next(clock)))
+    log = loop.Trainer.log
     monkeypatch.setattr(
-        packed.Pack,
+        loop.Trainer,
         "log",
         lambda self, losses, speed: (speeds.append(speed), log(self, losses, speed)),
     )
     cfg = debug("iterations=9", "log_every=4", "eval_every=3", "save_every=9", "optimiser.warmup=2")
-    packed.train_packed([cfg], [tmp_path / "run"])
+    loop.train(cfg, tmp_path / "run")
     # Each line after one tick of the clock: updates 4 (since an evaluation at 3), and 7 and 8.
-    assert speeds == [1 * 8 * 32, 2 * 8 * 32]
-
-
-def stop_at(monkeypatch, step):
-    original = packed.Pack.iterate
-
-    def iterate(self):
-        found = original(self)
-        if self.step == step:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return found
-
-    monkeypatch.setattr(packed.Pack, "iterate", iterate)
+    assert speeds == [1, 2]
 
 
 def test_stopped_and_continued(tmp_path, monkeypatch):
     cfgs, runs = pack(tmp_path)
     _, whole = cfgs, [tmp_path / f"whole-{n}" for n in range(3)]
-    packed.train_packed(cfgs, whole)
+    loop.train_packed(cfgs, whole)
     stop_at(monkeypatch, 7)
     with pytest.raises(TrainingError, match="saved at step 7"):
-        packed.train_packed(cfgs, runs)
+        loop.train_packed(cfgs, runs)
     monkeypatch.undo()
     loop.train(cfgs[0], tmp_path / "packed-0")  # one of them alone, to its end
     lone = final_weights(tmp_path / "packed-0")
-    packed.train_packed(cfgs[1:], runs[1:])
+    loop.train_packed(cfgs[1:], runs[1:])
     assert same(final_weights(runs[1]), final_weights(whole[1]))
     assert losses(runs[2]) == losses(whole[2])
     assert all(relative(lone[k], v) < 1e-3 for k, v in final_weights(whole[0]).items())
@@ -202,7 +224,7 @@ def test_stopped_and_continued(tmp_path, monkeypatch):
 def test_a_run_that_is_not_finite_leaves_the_others(tmp_path, monkeypatch):
     cfgs, runs = pack(tmp_path)
     whole = [tmp_path / f"whole-{n}" for n in range(3)]
-    packed.train_packed(cfgs, whole)
+    loop.train_packed(cfgs, whole)
     original = PackedStep.losses_of_all
 
     def poisoned(self, x, y, masks, steps):
@@ -212,7 +234,7 @@ def test_a_run_that_is_not_finite_leaves_the_others(tmp_path, monkeypatch):
         return found * nan
 
     monkeypatch.setattr(PackedStep, "losses_of_all", poisoned)
-    packed.train_packed(cfgs, runs)
+    loop.train_packed(cfgs, runs)
     for number in (0, 2):
         assert same(final_weights(runs[number]), final_weights(whole[number]))
     for name, value in final_weights(whole[1]).items():  # went on alone, from step 5
@@ -220,20 +242,66 @@ def test_a_run_that_is_not_finite_leaves_the_others(tmp_path, monkeypatch):
     assert json.loads((runs[1] / "result.json").read_text())["step"] == 12
 
 
+def test_a_recorded_run_goes_back_with_a_smaller_rate(tmp_path, monkeypatch):
+    """The failure is noticed at step 9, when something is written, and known to be of step 7."""
+    recorded(monkeypatch)
+    cfg = debug("iterations=12", "save_every=5", "eval_every=12", "log_every=3")
+    original, rates = PackedStep.loss_of_one, []
+
+    def poisoned(self, x, y, masks, steps):
+        loss = original(self, x, y, masks, steps)
+        is_bad = self.optimiser.updates[0] == 7 and not rates
+        if is_bad:
+            rates.append(self.optimiser.updates.item())
+        return loss * float("nan") if is_bad else loss
+
+    monkeypatch.setattr(PackedStep, "loss_of_one", poisoned)
+    said = []
+    monkeypatch.setattr(loop.Trainer, "say", lambda self, text: said.append(text))
+    result = loop.train(cfg, tmp_path / "run")
+    assert (result["step"], result["rollbacks"]) == (12, 1)
+    assert said[0].startswith("step 7: loss nan, gradient norm nan: not finite; back to step 5")
+    steps = [entry["step"] for entry in losses(tmp_path / "run")]
+    assert steps == [3, 6, 9, 12, 12]
+    assert newest_state(tmp_path / "run")["rate_factor"] == 0.5
+
+
+def test_a_recorded_run_goes_back_to_the_start_of_a_plain_one():
+    """Whose checkpoint has no optimiser state yet."""
+    cfg = debug("optimiser.name=muon", "model.dropout=0")
+    plain, update = Plain([cfg], CPU), Recorded([cfg], CPU)
+    start, nothing = plain.tensors(0)
+    assert nothing == {}
+    x, y = torch.randint(10, (2, 1, 8, 32))
+    for step in range(3):
+        update(Batch(step, x, y, None, [0], [1.0]))
+    assert any(state.any() for state in update.tensors(0)[1].values())
+    update.load(0, start, nothing)
+    weights, state = update.tensors(0)
+    assert same(weights, start)
+    assert not any(value.any() for value in state.values())
+    assert update.failures() == [None]
+
+
+def test_a_recorded_run_that_stays_not_finite_ends_as_a_plain_one(tmp_path, monkeypatch):
+    """A huge first update: only the checkpoint before it helps, and not with any rate."""
+    recorded(monkeypatch)
+    cfg = debug("iterations=8", "save_every=1", "eval_every=8", "optimiser.lr=1e30")
+    with pytest.raises(TrainingError, match="not finite, after 3 retries") as stopped:
+        loop.train(cfg, tmp_path / "run")
+    assert stopped.value.code == DIVERGED
+    assert (tmp_path / "run" / "checkpoints" / "not-finite-step-00000001").is_dir()
+
+
 def test_what_cannot_be_packed(tmp_path):
     with pytest.raises(ValueError, match="differ in seed, data and the numbers of the optimiser"):
-        packed.train_packed(*pack(tmp_path, more=[("model.width=8",), ("model.width=16",)]))
-    with pytest.raises(ValueError, match="accumulation = 2: must be 1"):
-        packed.train_packed(*pack(tmp_path, "accumulation=2"))
-    for field in ("checkpoint_steps", "deterministic"):
-        with pytest.raises(ValueError, match=f"{field} = True"):
-            packed.train_packed(*pack(tmp_path, f"{field}=true"))
-    gpt = ("model.block=gpt", "random_steps=(1,3)")
-    with pytest.raises(ValueError, match="leaves blocks out"):
-        packed.train_packed(*pack(tmp_path, *gpt, more=[("optimiser.lr=1e-3",), ()]))
+        loop.train_packed(*pack(tmp_path, more=[("model.width=8",), ("model.width=16",)]))
+    with pytest.raises(ValueError, match=r"random_steps = \(1, 3\).*train the runs one by one"):
+        loop.train_packed(*pack(tmp_path, "random_steps=(1,3)"))
     cfgs, runs = pack(tmp_path)
     with pytest.raises(ValueError, match="a folder of its own"):
-        packed.train_packed(cfgs, [runs[0]] * 3)
+        loop.train_packed(cfgs, [runs[0]] * 3)
+    assert not any(run.exists() for run in runs)
 
 
 def test_sweeps_pack_runs_of_one_shape(tmp_path, monkeypatch):
@@ -245,7 +313,7 @@ def test_sweeps_pack_runs_of_one_shape(tmp_path, monkeypatch):
         return original(cfgs, runs)
 
     monkeypatch.setattr(sweep, "train_packed", counted)
-    monkeypatch.setattr(sweep, "train_one", lambda *_: pytest.fail("a run was not packed"))
+    monkeypatch.setattr(sweep, "train", lambda *_: pytest.fail("a run was not packed"))
     choices = ("model.width=8,16", "seed=0,1,2")
     rows = sweep.run_sweep("debug", debug(*SHORT), choices, tmp_path / "s", packed=2)
     assert len(rows) == 6

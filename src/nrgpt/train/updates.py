@@ -1,0 +1,284 @@
+"""Three ways to compute an update: plain, recorded as a CUDA graph, and packed.
+
+The trainer in loop.py sees the ``Update`` interface alone, so what surrounds an update is the same
+for all three.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ..data.shards import to_device
+from ..language_model import LanguageModel
+from ..measure.loss import estimated_loss
+from . import checkpoint
+from .config import DataConfig, OptimiserConfig, TrainConfig
+from .data import Streams
+from .distributed import World, replicate, shard, synchronised
+from .optim import make_optimisers, set_rate
+from .packed_step import PackedStep
+from .speed import autocast, forget_compiled
+
+Configs = Sequence[TrainConfig]
+Tensors = tuple[dict[str, Tensor], dict[str, Tensor]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """A loss or gradient that is not finite. It changed no weights."""
+
+    step: int
+    loss: float
+    norm: float
+
+    def __str__(self) -> str:
+        if math.isfinite(self.loss + self.norm):
+            return f"step {self.step}: loss or gradient of another process"
+        return f"step {self.step}: loss {self.loss:g}, gradient norm {self.norm:g}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """What one update is computed from. Tensors are (runs, sequences, tokens)."""
+
+    step: int
+    x: Tensor
+    y: Tensor
+    inference_steps: int | None
+    seeds: Sequence[int]
+    """For dropout, one for each run."""
+    rates: Sequence[float]
+    """The learning rate of each run, as a share of its largest."""
+
+
+class Update(Protocol):
+    """Holds the models and optimiser states of one or several runs, and updates them."""
+
+    is_deferred: bool
+    """Whether ``failures`` waits for the device. If so, the trainer asks only before it writes."""
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """Update all runs; returns their losses, (runs,)."""
+
+    def failures(self) -> list[Failure | None]:
+        """The first failure of each run since it was loaded."""
+
+    def estimates(self, streams: Streams, seeds: Sequence[int]) -> list[float]:
+        """The mean loss of each run over ``eval_batches`` random batches, without dropout."""
+
+    def model(self, number: int) -> LanguageModel:
+        """The model of one run, to be evaluated."""
+
+    def tensors(self, number: int) -> Tensors:
+        """Weights and optimiser state of one run, as checkpoints hold them."""
+
+    def load(self, number: int, weights: dict[str, Tensor], state: dict[str, Tensor]) -> None:
+        """Take over what ``tensors`` gave."""
+
+
+def new_model(cfg: TrainConfig, where: World) -> LanguageModel:
+    torch.manual_seed(cfg.seed)
+    return LanguageModel(cfg.model).to(where.device)
+
+
+class Plain:
+    """One run with torch's optimisers, in one process or several."""
+
+    is_deferred = False
+
+    def __init__(self, cfgs: Configs, where: World):
+        cfg = cfgs[0]
+        self.cfg, self.where = cfg, where
+        self.own = new_model(cfg, where)
+        self.own.checkpoint_steps = cfg.checkpoint_steps
+        is_sharded = cfg.parallel == "fsdp" and where.size > 1
+        if is_sharded:
+            shard(self.own)
+        self.optimisers = make_optimisers(self.own, cfg.optimiser, where.device)
+        compiled: nn.Module = self.own
+        if cfg.compile:
+            forget_compiled()
+            compiled = torch.compile(self.own)  # type: ignore[assignment]
+        self.parallel = compiled if is_sharded else replicate(compiled, where)
+        self.failure: Failure | None = None
+
+    def __call__(self, batch: Batch) -> Tensor:
+        torch.manual_seed(batch.seeds[0])
+        loss, norm = self.gradients(batch)
+        if self.where.any(not torch.isfinite(loss + norm)):
+            self.failure = Failure(batch.step, loss.item(), norm.item())
+            return loss[None]
+        set_rate(self.optimisers, batch.rates[0])
+        for optimiser in self.optimisers:
+            optimiser.step()
+        return loss[None]
+
+    def gradients(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The mean loss of this process's share of the batch, and the norm of the gradient."""
+        cfg = self.cfg
+        self.own.train()
+        self.own.zero_grad(set_to_none=True)
+        total = torch.zeros((), device=self.where.device)
+        count, options = cfg.accumulation, {"steps": batch.inference_steps, "want_logits": False}
+        parts = zip(batch.x[0].chunk(count), batch.y[0].chunk(count), strict=True)
+        for i, (idx, targets) in enumerate(parts, 1):
+            with synchronised(self.parallel, last=i == count):
+                with autocast(cfg, self.where.device):
+                    _, loss = self.parallel(idx, targets, **options)
+                (loss / count).backward()
+            total += loss.detach() / count
+        largest = math.inf if cfg.optimiser.clip is None else cfg.optimiser.clip
+        norm = torch.nn.utils.clip_grad_norm_(self.own.parameters(), largest)
+        return total, checkpoint.gathered(norm)
+
+    def failures(self) -> list[Failure | None]:
+        return [self.failure]
+
+    def estimates(self, streams: Streams, seeds: Sequence[int]) -> list[float]:
+        cfg, stream = self.cfg, streams.together
+        sizes = {"batches": cfg.eval_batches, "size": cfg.batch}
+        with autocast(cfg, self.where.device):
+            return [estimated_loss(self.own, stream, seed=seeds[0], **sizes)]
+
+    def model(self, number: int) -> LanguageModel:
+        return self.own
+
+    def tensors(self, number: int) -> Tensors:
+        # The weights first: asking for them is what makes FSDP shard them again after a loss.
+        weights = checkpoint.model_tensors(self.own)
+        return weights, checkpoint.optimiser_tensors(self.own, self.optimisers)
+
+    def load(self, number: int, weights: dict[str, Tensor], state: dict[str, Tensor]) -> None:
+        checkpoint.load_model_tensors(self.own, weights)
+        checkpoint.load_optimiser_tensors(self.own, self.optimisers, state)
+        self.failure = None
+
+
+class Packed:
+    """Several runs of one shape at once, batched by vmap; on a GPU recorded if asked for."""
+
+    is_deferred = True
+
+    def __init__(self, cfgs: Configs, where: World):
+        cfg, device = cfgs[0], where.device
+        self.cfg, self.device = cfg, device
+        self.step = PackedStep(
+            [new_model(own, where) for own in cfgs],
+            [own.optimiser for own in cfgs],
+            precision=lambda: autocast(cfg, device),
+            compile=cfg.compile,
+            graph=cfg.graph and device.type == "cuda",
+        )
+
+    def __call__(self, batch: Batch) -> Tensor:
+        masks, steps = [], batch.inference_steps
+        for seed in batch.seeds if self.cfg.model.dropout > 0 else ():
+            torch.manual_seed(seed)
+            masks.append(self.step.model.draw_masks(*batch.x.shape[1:], steps=steps))
+        drawn = torch.stack(masks) if masks else None
+        rates = to_device(torch.tensor(batch.rates, dtype=torch.float64), self.device)
+        losses, _ = self.step(batch.x, batch.y, drawn, rates, steps=steps)
+        return losses
+
+    def failures(self) -> list[Failure | None]:
+        found = self.step.optimiser.failures.tolist()
+        return [Failure(int(step), *rest) if step >= 0 else None for step, *rest in found]
+
+    def estimates(self, streams: Streams, seeds: Sequence[int]) -> list[float]:
+        cfg = self.cfg
+        total = torch.zeros(len(seeds), device=self.device)
+        for i in range(cfg.eval_batches):
+            batch = streams.batch(seeds, step=i, size=cfg.batch, context=cfg.model.context)
+            total += self.step.evaluate(*batch)
+        return (total / cfg.eval_batches).tolist()
+
+    def model(self, number: int) -> LanguageModel:
+        model = LanguageModel(self.cfg.model).to(self.device)
+        model.load_state_dict({name: value[number] for name, value in self.step.weights.items()})
+        return model
+
+    def tensors(self, number: int) -> Tensors:
+        both = self.step.weights, self.step.optimiser.named_states()
+        weights, state = (
+            {name: value[number].detach().cpu().clone() for name, value in values.items()}
+            for values in both
+        )
+        # torch's AdamW counts updates in float32.
+        return weights, {n: v.float() if n.endswith("/step") else v for n, v in state.items()}
+
+    @torch.no_grad()
+    def load(self, number: int, weights: dict[str, Tensor], state: dict[str, Tensor]) -> None:
+        checkpoint.check_names(self.step.weights, weights)
+        for name, value in self.step.weights.items():
+            value[number] = weights[name]
+        # Before its first update, a plain run has no optimiser state.
+        for name, value in self.step.optimiser.named_states().items():
+            value[number] = state.get(name, 0)
+        self.step.optimiser.failures[number] = -1
+
+
+class Recorded(Packed):
+    """One run whose updates are recorded as a CUDA graph and replayed: a pack of one, without vmap.
+    It cannot use torch's optimisers, because torch.optim.Muon turns its learning rate into a Python
+    number, and a recording would repeat that number for ever."""
+
+
+def choose_update(
+    cfgs: Sequence[TrainConfig], where: World
+) -> Callable[[Sequence[TrainConfig], World], Update]:
+    """The update for these runs; a ValueError if they ask for what cannot be combined."""
+    cfg = cfgs[0]
+    if len(cfgs) > 1:
+        check_alike(cfgs)
+        refuse(cfg, where, "packed runs", "train the runs one by one")
+        return Packed
+    if cfg.graph and where.device.type == "cuda":
+        refuse(cfg, where, "graph = True", "set graph=false")
+        return Recorded
+    parts = where.size * cfg.accumulation
+    if cfg.batch % parts:
+        raise ValueError(
+            f"batch = {cfg.batch}: must be a multiple of {where.size} processes x "
+            f"accumulation = {cfg.accumulation}"
+        )
+    return Plain
+
+
+def refuse(cfg: TrainConfig, where: World, what: str, way_out: str) -> None:
+    """What neither a recorded nor a packed update can do."""
+    asked = [
+        f"{name} = {getattr(cfg, name)!r}"
+        for name in ("accumulation", "checkpoint_steps", "deterministic", "parallel")
+        if getattr(cfg, name) != getattr(TrainConfig, name)
+    ]
+    if cfg.random_steps is not None and cfg.model.block == "gpt":
+        # With fewer steps it leaves blocks out, and the optimiser would have to know which.
+        asked.append(f"random_steps = {cfg.random_steps} with model.block = 'gpt'")
+    if where.size > 1:
+        asked.append(f"{where.size} processes")
+    if asked:
+        asked_for = " and ".join(asked)
+        raise ValueError(f"{asked_for}: cannot be combined with {what}; do without, or {way_out}")
+
+
+def shape_of(cfg: TrainConfig) -> TrainConfig:
+    """What runs must share to be packed: all but the seed, the data and the optimiser's numbers."""
+    own = cfg.optimiser
+    optimiser = OptimiserConfig(name=own.name, muon_eta=own.muon_eta, warmup=0)
+    return dataclasses.replace(cfg, seed=0, optimiser=optimiser, data=DataConfig())
+
+
+def check_alike(cfgs: Configs) -> None:
+    if any(shape_of(cfg) != shape_of(cfgs[0]) for cfg in cfgs[1:]):
+        raise ValueError(
+            "packed runs may differ in seed, data and the numbers of the optimiser only"
+        )
+    if cfgs[0].random_steps is not None and len({cfg.seed for cfg in cfgs}) > 1:
+        raise ValueError(
+            f"random_steps = {cfgs[0].random_steps}: packed runs take their steps together, and "
+            "runs of different seeds draw different numbers of them; train the runs one by one"
+        )
