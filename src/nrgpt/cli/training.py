@@ -32,9 +32,11 @@ def default_run(name: str, cfg: Any) -> Path:
     if cfg == preset(name):
         return Path("runs") / name
     fields = dataclasses.asdict(cfg)
-    for part, name in ((fields, "plugins"), (fields["model"], "terms")):
-        if part[name] == type(cfg if part is fields else cfg.model)().__dict__[name]:
-            del part[name]  # not there when the first folders got their names
+    # Fields that came later count only if they are used: folders keep their names.
+    if not cfg.plugins:
+        del fields["plugins"]
+    if cfg.model.terms == type(cfg.model).terms:
+        del fields["model"]["terms"]
     text = json.dumps(fields, sort_keys=True)
     return Path("runs") / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
