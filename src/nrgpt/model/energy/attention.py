@@ -56,9 +56,9 @@ class AttentionEnergy(EnergyTerm):
         if not self.full:
             read = torch.cat([self.W_Q, self.W_K])
             write = read if self.mask == "inclusive" else self.W_Q
-            return Readout(read, write=self.weighted(write, self.size))
+            return Readout(read, write=self.weighted(write))
         J = self.J.flatten(0, 1)
-        write = self.weighted(J, self.size)
+        write = self.weighted(J)
         if self.mask != "inclusive":
             return Readout(J, write=write)
         eye = torch.eye(J.shape[1], dtype=J.dtype, device=J.device)  # g is read as a key as well
@@ -104,11 +104,12 @@ class AttentionEnergy(EnergyTerm):
             log_sum = self.alpha[:, None].to(log_sum.dtype) * log_sum
         return -log_sum.sum(1) / self.beta
 
-    def weighted(self, rows: Tensor, size: int) -> Tensor:
-        """alpha_h times the rows of head h, of which there are ``size``."""
+    def weighted(self, rows: Tensor) -> Tensor:
+        """alpha_h times the rows of head h: those of the queries, and of the keys if they follow."""
         if self.alpha is None:
             return rows
-        return (self.alpha[:, None, None] * rows.unflatten(0, (-1, self.heads, size))).flatten(0, 2)
+        alpha = self.alpha.repeat_interleave(self.size)
+        return (rows.mT * alpha.repeat(len(rows) // self.queries)).mT
 
     def split(self, z: Tensor) -> Tensor:
         """(batch, tokens, heads x size) -> (batch, heads, tokens, size)."""
