@@ -2,8 +2,8 @@
 
     python dev/draw_layers.py
 
-Boxes are packages, one row a layer; a line is an import from a package to one below it, the
-thicker the more modules import.
+Boxes are packages, one row a layer. A line is an import from a package to one below it, the thicker
+the more modules import; what follows from other lines is left out.
 """
 
 import tomllib
@@ -57,6 +57,24 @@ def imports() -> Counter[tuple[str, str]]:
     return found
 
 
+def reduced(found: Counter[tuple[str, str]]) -> Counter[tuple[str, str]]:
+    """Without imports of what is reached through another package anyway."""
+    below: dict[str, set[str]] = {}
+    for source, target in found:
+        below.setdefault(source, set()).add(target)
+
+    def reached(package: str) -> set[str]:
+        return set().union(*({t} | reached(t) for t in below.get(package, ())), set())
+
+    return Counter(
+        {
+            (source, target): count
+            for (source, target), count in found.items()
+            if not any(target in reached(other) for other in below[source] - {target})
+        }
+    )
+
+
 def draw() -> str:
     rows = layers()
     places = {
@@ -65,7 +83,7 @@ def draw() -> str:
         for i, name in enumerate(row)
     }
     lines, boxes = [], []
-    for (source, target), count in sorted(imports().items()):
+    for (source, target), count in sorted(reduced(imports()).items()):
         if source not in places or target not in places:
             continue
         (x1, y1), (x2, y2) = places[source], places[target]
