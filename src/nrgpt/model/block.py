@@ -7,7 +7,7 @@ earlier ones that are not in x, and ``masks``, which dropout multiplies each upd
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Protocol
 
 from torch import Tensor, nn
 
@@ -35,8 +35,8 @@ class Block(nn.Module, ABC):
     """How many updates a step makes, one after the other; dropout has a mask for each."""
 
     @abstractmethod
-    def plan(self, extra: Extra | None = None, *, stacked: bool = False) -> Any:
-        """What the steps of one forward pass share; see ``Steps``."""
+    def plan(self, extra: Extra | None = None, *, stacked: bool = False) -> Steps:
+        """What the steps of one forward pass share. ``stacked`` plans are for decoding."""
 
     def forward(
         self,

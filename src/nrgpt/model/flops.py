@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from .block import EnergyBlock
+from .block import Block, EnergyBlock
 from .config import ModelConfig
 from .network import Network
 from .transformer import TransformerBlock
@@ -106,6 +106,8 @@ def count(function: Callable[[], Any], *, causal: bool = False) -> float:
     )
 
 
-def block_of_shapes(cfg: ModelConfig) -> Any:
+def block_of_shapes(cfg: ModelConfig) -> Block:
     with torch.device("meta"):
-        return Network(cfg).blocks[0]
+        block = Network(cfg).blocks[0]
+    assert isinstance(block, Block)
+    return block

@@ -85,10 +85,10 @@ class Network(nn.Module):
 
         ``steps`` may differ from the trained number (for gpt it may only be smaller).
         ``extra`` terms are added to the energy for this call. ``masks`` are dropout's, from
-        ``draw_masks``; a model in training mode, or asked for ``dropout``, draws them itself. A
-        training step has no use for
-        the logits: without them (None) a large vocabulary takes far less memory. ``last``: only
-        that many tokens at the end have logits and count in the loss.
+        ``draw_masks``; a model in training mode, or asked for ``dropout``, draws them itself.
+        Training has no use for the logits (``want_logits``): without them a large vocabulary takes
+        far less memory. ``last``: only that many tokens at the end have logits and count in the
+        loss.
         """
         x = self.last_state(idx, steps=steps, extra=extra, masks=masks, dropout=dropout)
         if targets is not None and targets.shape != idx.shape:
@@ -210,11 +210,12 @@ class Network(nn.Module):
             )
 
     def readout(self, x: Tensor) -> Tensor:
-        """Logits of a state: what the model would say if it stopped here."""
+        """Logits of a state: what the model would say if it stopped here. (By the head; a term's
+        readout is something else.)"""
         return self.reader()(x)
 
     def reader(self) -> Callable[[Tensor], Tensor]:
-        """``readout`` with the weights as they are now, for who reads often."""
+        """``readout`` as a function, with the present weights, for repeated use."""
         normalise, weight, bias = self.final_norm.function(), self.head_weight, self.head_bias
         return lambda x: F.linear(normalise(x), weight, bias)
 

@@ -1,23 +1,23 @@
 """Inference rates eta: how a force on g becomes a move of x, x <- x - eta dE/dg.
 
-| rate                | eta             | promises descent (levels of nrgpt.model.certificate)   |
-|---------------------|-----------------|--------------------------------------------------|
-| identity            | 1               | only while gamma is one constant > 0, or no norm |
-| scalar              | c > 0           | the same                                         |
-| gamma               | c Gamma         | with every norm                                  |
-| gamma_per_step      | c^(t) Gamma     | with every norm                                  |
-| free                | any matrix      | no, unless its present values happen to be right |
-| free_per_step       | any matrices    | the same                                         |
-| free_per_term       | one per energy  | the same, and only where they are equal          |
-| psd_skew            | U^T U + V - V^T | without a norm; with one, as free                |
-| psd_skew_per_step   | one for each t  | the same                                         |
-| state               | M(x) P_A Gamma  | for small steps, with every norm                 |
+| rate                | eta             | promises descent (levels of nrgpt.model.certificate) |
+|---------------------|-----------------|------------------------------------------------------|
+| identity            | 1               | only while gamma is one constant > 0, or no norm     |
+| scalar              | c > 0           | the same                                             |
+| gamma               | c Gamma         | with every norm                                      |
+| gamma_per_step      | c^(t) Gamma     | with every norm                                      |
+| free                | any matrix      | no, unless its present values happen to be right     |
+| free_per_step       | any matrices    | the same                                             |
+| free_per_term       | one per energy  | the same, and only where they are equal              |
+| psd_skew            | U^T U + V - V^T | without a norm; with one, as free                    |
+| psd_skew_per_step   | one for each t  | the same                                             |
+| state               | M(x) P_A Gamma  | for small steps, with every norm                     |
 
 "With every norm" means: at every step where the energies are concave, for small steps otherwise.
 Past the last trained step a per-step rate keeps its last value.
 
-What all steps share is folded into the write-back weights once per forward pass (``fold``); what
-changes from step to step or with the state is applied to the force (``apply_step``).
+What all steps share is folded into the way back once per forward pass (``fold``); what changes from
+step to step or with the state is applied to the force (``apply_step``).
 """
 
 from abc import ABC, abstractmethod
@@ -39,8 +39,9 @@ class Rate(nn.Module, ABC):
     def __init__(self, cfg: ModelConfig):
         super().__init__()
         self.width = cfg.width
-        self.is_folded = cfg.rate != "state" and not cfg.rate.endswith("_per_step")
-        """Nothing is left for ``apply_step`` to do."""
+        self.per_step = cfg.rate.endswith("_per_step")
+        self.is_folded = cfg.rate != "state" and not self.per_step
+        """``apply_step`` has nothing left to do."""
 
     def fold(self, M: Tensor, norm: Norm, term: str) -> Tensor:
         """The part of eta that all steps share, for the energy term of that name, times M of shape
@@ -63,9 +64,9 @@ class ConstantRate(Rate):
     def matrices(self, norm: Norm) -> Tensor:
         """eta, shape (1, D, D), or (T, D, D) if it differs from step to step."""
 
-    @abstractmethod
     def by_design(self, norm: Norm) -> bool:
         """Whether descent holds beside this norm for all (finite) values of the parameters."""
+        return False
 
     @torch.no_grad()
     def guarantee(self, norm: Norm) -> Finding:
@@ -120,42 +121,31 @@ class Identity(ConstantRate):
         return torch.eye(self.width, device=None if norm.gamma is None else norm.gamma.device)[None]
 
 
-class Scalar(ConstantRate):
+class Scalar(Identity):
     """eta = c, kept positive as exp(log_c)."""
 
     def __init__(self, cfg: ModelConfig):
         super().__init__(cfg)
-        self.log_c = parameter(1, start=log_rate)
-
-    def by_design(self, norm: Norm) -> bool:
-        return norm.gamma is None or not norm.gamma.requires_grad
+        self.log_c = parameter(cfg.steps if self.per_step else 1, start=log_rate)
 
     def fold(self, M: Tensor, norm: Norm, term: str) -> Tensor:
-        return self.log_c.exp() * M
+        return M if self.per_step else self.log_c.exp() * M
+
+    def apply_step(self, force: Tensor, t: int, x: Tensor, norm: Norm) -> Tensor:
+        return self.log_c[min(t, len(self.log_c) - 1)].exp() * force if self.per_step else force
 
     def matrices(self, norm: Norm) -> Tensor:
-        return self.log_c.exp() * torch.eye(self.width).to(self.log_c)[None]
+        return self.log_c.exp()[:, None, None] * torch.eye(self.width).to(self.log_c)
 
 
-class Gamma(ConstantRate):
+class Gamma(Scalar):
     """eta = c Gamma or c^(t) Gamma: the paper's Proposition 1, and the discrete theorem."""
-
-    def __init__(self, cfg: ModelConfig, *, per_step: bool):
-        super().__init__(cfg)
-        self.log_c = parameter(cfg.steps if per_step else 1, start=log_rate)
-        self.per_step = per_step
 
     def by_design(self, norm: Norm) -> bool:
         return True
 
     def fold(self, M: Tensor, norm: Norm, term: str) -> Tensor:
-        M = times_gamma(M, norm)
-        return M if self.per_step else self.log_c.exp() * M
-
-    def apply_step(self, force: Tensor, t: int, x: Tensor, norm: Norm) -> Tensor:
-        if not self.per_step:
-            return force
-        return self.log_c[min(t, len(self.log_c) - 1)].exp() * force
+        return super().fold(times_gamma(M, norm), norm, term)
 
     def matrices(self, norm: Norm) -> Tensor:
         Gamma = times_gamma(torch.eye(self.width).to(self.log_c), norm)
@@ -165,9 +155,10 @@ class Gamma(ConstantRate):
 class MatrixRate(ConstantRate):
     """eta from learned matrices: one for all steps, folded, or one for each, applied."""
 
-    def __init__(self, cfg: ModelConfig, *, per_step: bool):
+    def __init__(self, cfg: ModelConfig):
         super().__init__(cfg)
-        self.copies = (cfg.steps,) if per_step else ()
+        self.copies = (cfg.steps,) if self.per_step else ()
+        self.muon: Muon | None = None if self.per_step else "eta"
 
     @abstractmethod
     def eta_at(self, index: tuple[int, ...]) -> Tensor:
@@ -189,13 +180,10 @@ class MatrixRate(ConstantRate):
 class Free(MatrixRate):
     """eta any matrix, as in the paper's experiments."""
 
-    def __init__(self, cfg: ModelConfig, *, per_step: bool):
-        super().__init__(cfg, per_step=per_step)
-        muon: Muon | None = None if per_step else "eta"
-        self.eta = parameter(*self.copies, cfg.width, cfg.width, start=rate_matrix, muon=muon)
-
-    def by_design(self, norm: Norm) -> bool:
-        return False
+    def __init__(self, cfg: ModelConfig):
+        super().__init__(cfg)
+        shape = (*self.copies, cfg.width, cfg.width)
+        self.eta = parameter(*shape, start=rate_matrix, muon=self.muon)
 
     def eta_at(self, index: tuple[int, ...]) -> Tensor:
         return self.eta[index]
@@ -217,9 +205,6 @@ class FreePerTerm(ConstantRate):
             eta = parameter(cfg.width, cfg.width, start=rate_matrix, muon="eta")
             self.register_parameter(f"eta_{term}", eta)
 
-    def by_design(self, norm: Norm) -> bool:
-        return False
-
     def fold(self, M: Tensor, norm: Norm, term: str) -> Tensor:
         own = getattr(self, f"eta_{term}", None)
         return (torch.stack(list(self.parameters())).mean(0) if own is None else own) @ M
@@ -238,12 +223,11 @@ class FreePerTerm(ConstantRate):
 class PsdSkew(MatrixRate):
     """eta = U^T U + V - V^T: every matrix whose symmetric part is positive semi-definite."""
 
-    def __init__(self, cfg: ModelConfig, *, per_step: bool):
-        super().__init__(cfg, per_step=per_step)
-        muon: Muon | None = None if per_step else "eta"
+    def __init__(self, cfg: ModelConfig):
+        super().__init__(cfg)
         rows = cfg.rate_rank or cfg.width
-        self.U = parameter(*self.copies, rows, cfg.width, start=rate_root, muon=muon)
-        self.V = parameter(*self.copies, cfg.width, cfg.width, start=zeros, muon=muon)
+        self.U = parameter(*self.copies, rows, cfg.width, start=rate_root, muon=self.muon)
+        self.V = parameter(*self.copies, cfg.width, cfg.width, start=zeros, muon=self.muon)
 
     def by_design(self, norm: Norm) -> bool:
         return norm.gamma is None
@@ -281,20 +265,19 @@ class State(Rate):
         return Finding("rate State", Guarantee.SMALL_STEPS, why)
 
 
+RATES: dict[str, type[Rate]] = {
+    "identity": Identity,
+    "scalar": Scalar,
+    "gamma": Gamma,
+    "gamma_per_step": Gamma,
+    "free": Free,
+    "free_per_step": Free,
+    "free_per_term": FreePerTerm,
+    "psd_skew": PsdSkew,
+    "psd_skew_per_step": PsdSkew,
+    "state": State,
+}
+
+
 def make_rate(cfg: ModelConfig) -> Rate:
-    per_step = cfg.rate.endswith("_per_step")
-    match cfg.rate:
-        case "identity":
-            return Identity(cfg)
-        case "scalar":
-            return Scalar(cfg)
-        case "gamma" | "gamma_per_step":
-            return Gamma(cfg, per_step=per_step)
-        case "free" | "free_per_step":
-            return Free(cfg, per_step=per_step)
-        case "free_per_term":
-            return FreePerTerm(cfg)
-        case "psd_skew" | "psd_skew_per_step":
-            return PsdSkew(cfg, per_step=per_step)
-        case "state":
-            return State(cfg)
+    return RATES[cfg.rate](cfg)

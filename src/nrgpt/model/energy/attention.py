@@ -105,7 +105,7 @@ class AttentionEnergy(EnergyTerm):
         return -log_sum.sum(1) / self.beta
 
     def weighted(self, rows: Tensor) -> Tensor:
-        """alpha_h times the rows of head h: those of the queries, and of the keys if they follow."""
+        """alpha_h times the rows of head h, of queries and, if they follow, of keys."""
         if self.alpha is None:
             return rows
         alpha = self.alpha.repeat_interleave(self.size)
