@@ -1,8 +1,8 @@
 """Adaptive computation: as many steps as a token needs.
 
 ``loss_against_steps`` measures what stopping early costs on a text. ``stream_adaptive`` generates
-with it: the prompt is computed as trained, then each new token stops when its rule says so, and
-later tokens see it where it rests for all further steps.
+text: the prompt takes all steps, and each new token stops when its rule says so. At all further
+steps, later tokens see it where it stopped.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,12 +15,12 @@ from torch import Tensor
 from ..decode.cache import Cache
 from ..decode.decoder import Decoder
 from ..model.network import IGNORED_TARGET, Network
-from .relax import Sight, Stop, relax
+from .relax import Arrivals, Stop, relax
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a stopping rule costs on a text; ``stop`` is None for all steps."""
+    """What a stopping rule costs on a text. ``stop`` is None if all steps are taken."""
 
     stop: Stop | None
     loss: float
@@ -38,7 +38,7 @@ def loss_against_steps(
     *,
     steps: int | None = None,
 ) -> list[Cost]:
-    """Loss and mean number of steps for all steps, and for each rule.
+    """Loss and mean number of steps: first of all steps, then of each rule.
 
     >>> import nrgpt, torch
     >>> from nrgpt.dynamics.adaptive import loss_against_steps
@@ -79,7 +79,7 @@ def stream_adaptive(
     ...     model, [[1, 2, 3], [4]], Stop("argmax"), max_new_tokens=3)]
     [2, 2, 2]
     """
-    model.energy_block  # noqa: B018 (a baseline says here that it has no energy)
+    model.energy_block  # noqa: B018 (raises for a baseline, which has no energy)
     decoder = AdaptiveDecoder(model, prompts, stop, steps)
     for _ in range(max_new_tokens):
         with torch.no_grad():
@@ -88,7 +88,7 @@ def stream_adaptive(
 
 
 class AdaptiveDecoder(Decoder):
-    """Rows wait for the slowest; those that have arrived stay where they are."""
+    """Rows wait for the slowest one; tokens that have arrived stay where they are."""
 
     def __init__(
         self, model: Network, prompts: Sequence[Sequence[int]], stop: Stop, steps: int | None
@@ -96,25 +96,22 @@ class AdaptiveDecoder(Decoder):
         super().__init__(model, prompts, "exact", steps)
         self.stop = stop
         self.taken = [self.steps] * len(prompts)
+        """Steps that the last token of each row took."""
 
     def extend(self, idx: Tensor, positions: Tensor, cache: Cache) -> Tensor:
-        """For one new token in each row of a cache that has tokens already."""
-        model, stop = self.model, self.stop
-        plan = model.energy_block.plan()
-        x = model.extend(idx, positions, [], cache, steps=0)
-        arrived = torch.zeros_like(idx, dtype=torch.bool)
-        held, taken = torch.zeros_like(idx), torch.zeros_like(idx)
-        before: Sight | None = None
+        """The last states of one new token in each row."""
+        plan = self.model.energy_block.plan()
+        x = self.model.extend(idx, positions, [], cache, steps=0)
+        arrivals, taken = Arrivals(self.stop, self.readout, idx), torch.zeros_like(idx)
         for t in range(self.steps):
-            if bool(arrived.all()):  # nobody moves any more: only keys of later steps are missing
+            if not bool(
+                arrivals.going.any()
+            ):  # nothing moves, but later tokens need the keys of this step
                 plan.keep(x, t, cache)
                 continue
             look = plan.observe(x, t, cache)
-            now = Sight(look, self.readout(x).log_softmax(-1) if stop.reads_out else None)
-            held = torch.where(stop.holds(before, now), held + 1, 0)
-            arrived = arrived | ((held >= stop.patience) & (t >= stop.minimum))
-            x = torch.where(arrived.unsqueeze(-1), x, x + look.update)
-            taken = torch.where(arrived, taken, t + 1)
-            before = now
+            going = arrivals.update(x, look, t)
+            x = torch.where(going.unsqueeze(-1), x + look.update, x)
+            taken = torch.where(going, t + 1, taken)
         self.taken = taken[:, 0].tolist()
         return x
