@@ -116,5 +116,5 @@ def test_mistakes():
         extend(model, torch.randint(11, (3, 1)), cache, plans)
     with pytest.raises(ValueError, match=r"holds 12 tokens; 2 more do not fit .* 13"):
         extend(model, torch.randint(11, (2, 2)), cache, plans)
-    with pytest.raises(ValueError, match="frozen cache is for recurrent models"):
+    with pytest.raises(ValueError, match="cache = 'frozen': must be 'exact' or 'none' for a gpt"):
         generate(randomised(config(block="gpt")), [[1]], max_new_tokens=1, cache="frozen")
