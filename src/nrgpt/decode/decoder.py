@@ -8,7 +8,7 @@ rule is the same with and without a cache.
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -157,14 +157,8 @@ class GraphedDecoder(Decoder):
 
     lead = 1
 
-    def __init__(
-        self,
-        model: Network,
-        prompts: Sequence[Sequence[int]],
-        kind: CacheKind = "exact",
-        steps: int | None = None,
-    ):
-        super().__init__(model, prompts, kind, steps)
+    def __init__(self, *arguments: Any, **options: Any):
+        super().__init__(*arguments, **options)
         self.step = Graphed(self.logits_at, passing=True)
         self.positions: Tensor | None = None
         """Of the latest tokens, (rows, 1), on the device."""

@@ -46,7 +46,7 @@ def attend_read(z: Tensor, heads: int, scale: float, *, strict: bool) -> Tensor:
 
 
 class SharedKeys(torch.autograd.Function):
-    """Attention to keys (batch, tokens, size) that all heads share, by tiles of queries. Keys beyond
+    """Attention to keys (batch, tokens, size) that all heads share, by tiles of queries. Keys after
     a tile are left out; the probabilities are kept for the backward pass.
 
     In bfloat16 the scores are rounded before the softmax, unlike in flash kernels: with scores of
@@ -120,8 +120,8 @@ def logsumexp_scores(q: Tensor, k: Tensor, scale: float, *, strict: bool) -> Ten
 def attend_with_logsumexp(
     q: Tensor, k: Tensor, scale: float, *, strict: bool
 ) -> tuple[Tensor, Tensor]:
-    """``attend`` and ``logsumexp_scores``. On a CPU without gradients one kernel gives both, and the
-    scores are never written to memory."""
+    """``attend`` and ``logsumexp_scores``. On a CPU without gradients one kernel gives both and never
+    writes the scores to memory."""
     if q.device.type != "cpu" or torch.is_grad_enabled() or q.shape[-2] == 1:
         on_q = attend(q, k, scale, strict=strict)
         return on_q, logsumexp_scores(q, k, scale, strict=strict)

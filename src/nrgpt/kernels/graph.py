@@ -37,15 +37,16 @@ class Graphed(Generic[Result]):
     def __init__(self, function: Callable[..., Result], *, passing: bool = False):
         # A bound method would keep its object alive, which usually holds this one. Memory on the
         # GPU would then be freed only when Python collects such cycles.
-        self.method = weakref.WeakMethod(function) if inspect.ismethod(function) else None
-        self.plain, self.passing = None if self.method else function, passing
+        is_method = inspect.ismethod(function)
+        self.refer = weakref.WeakMethod(function) if is_method else lambda: function
+        self.passing = passing
         self.stream: Any = None
         self.recordings: dict[Any, Recording] = {}
 
     def function(self, *arguments: Any) -> Result:
-        called = self.method() if self.method else self.plain
-        assert called is not None
-        return called(*arguments)
+        function = self.refer()
+        assert function is not None
+        return function(*arguments)
 
     def __call__(self, *arguments: Any) -> Result:
         if not any(isinstance(a, Tensor) and a.is_cuda for a in arguments):

@@ -8,8 +8,8 @@ the gradient of z once; ordinary products then give the gradients of the weights
 computed those too, and wrote nothing else, was slower.)
 
 All tensors begin with an axis of runs, (runs, tokens, D) and (runs, rows of R, D), so that packed
-runs share one launch. ``back`` is eta write, transposed where a step has it: like R, it has a row
-of length D for each row of z.
+runs share one launch. ``back`` is the transpose of the step's eta write^T: like R, it has a row of
+length D for each row of z.
 """
 
 from typing import Any, NamedTuple
