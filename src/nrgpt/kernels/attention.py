@@ -120,8 +120,8 @@ def logsumexp_scores(q: Tensor, k: Tensor, scale: float, *, strict: bool) -> Ten
 def attend_with_logsumexp(
     q: Tensor, k: Tensor, scale: float, *, strict: bool
 ) -> tuple[Tensor, Tensor]:
-    """``attend`` and ``logsumexp_scores``. On a CPU without gradients one kernel gives both and never
-    writes the scores to memory."""
+    """``attend`` and ``logsumexp_scores``. On a CPU without gradients one kernel gives both, and
+    no scores are written to memory."""
     if q.device.type != "cpu" or torch.is_grad_enabled() or q.shape[-2] == 1:
         on_q = attend(q, k, scale, strict=strict)
         return on_q, logsumexp_scores(q, k, scale, strict=strict)
