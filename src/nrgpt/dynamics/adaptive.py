@@ -3,6 +3,19 @@
 ``loss_against_steps`` measures what stopping early costs on a text. ``stream_adaptive`` generates
 text: the prompt takes all steps, and each new token stops when its rule says so. At all further
 steps, later tokens see it where it stopped.
+
+>>> import nrgpt, torch
+>>> from nrgpt.dynamics.adaptive import loss_against_steps, stream_adaptive
+>>> from nrgpt.dynamics.relax import Stop
+>>> cfg = nrgpt.ModelConfig(vocab_size=65, context=32, width=16, heads=2, steps=8)
+>>> model, text = nrgpt.LanguageModel(cfg), torch.randint(65, (2, 33))
+>>> rules = [Stop("kl", 1e-3), Stop("kl", 1e-1)]
+>>> costs = loss_against_steps(model, text[:, :-1], text[:, 1:], rules)
+>>> [cost.mean_steps <= 8 for cost in costs]
+[True, True, True]
+>>> new_tokens = stream_adaptive(model, [[1, 2, 3], [4]], Stop("argmax"), max_new_tokens=3)
+>>> [len(new) for new, taken in new_tokens]
+[2, 2, 2]
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,18 +51,7 @@ def loss_against_steps(
     *,
     steps: int | None = None,
 ) -> list[Cost]:
-    """Loss and mean number of steps: first of all steps, then of each rule.
-
-    >>> import nrgpt, torch
-    >>> from nrgpt.dynamics.adaptive import loss_against_steps
-    >>> from nrgpt.dynamics.relax import Stop
-    >>> cfg = nrgpt.ModelConfig(vocab_size=65, context=32, width=16, heads=2, steps=8)
-    >>> text = torch.randint(65, (2, 33))
-    >>> rules = [Stop("kl", 1e-3), Stop("kl", 1e-1)]
-    >>> costs = loss_against_steps(nrgpt.LanguageModel(cfg), text[:, :-1], text[:, 1:], rules)
-    >>> [cost.mean_steps <= 8 for cost in costs]
-    [True, True, True]
-    """
+    """Loss and mean number of steps: first of all steps, then of each rule."""
     costs = []
     for stop in (None, *stops):
         found = relax(model, idx, steps=steps, stop=stop)
@@ -68,17 +70,7 @@ def stream_adaptive(
     max_new_tokens: int,
     steps: int | None = None,
 ) -> Iterator[tuple[list[int], list[int]]]:
-    """Greedy generation: the new token of each row, and how many steps the one before it took.
-
-    >>> import nrgpt
-    >>> from nrgpt.dynamics.adaptive import stream_adaptive
-    >>> from nrgpt.dynamics.relax import Stop
-    >>> cfg = nrgpt.ModelConfig(vocab_size=65, context=32, width=16, heads=2, steps=8)
-    >>> model = nrgpt.LanguageModel(cfg)
-    >>> [len(new) for new, taken in stream_adaptive(
-    ...     model, [[1, 2, 3], [4]], Stop("argmax"), max_new_tokens=3)]
-    [2, 2, 2]
-    """
+    """Greedy generation: the new token of each row, and how many steps the one before it took."""
     model.energy_block  # noqa: B018 (raises for a baseline, which has no energy)
     decoder = AdaptiveDecoder(model, prompts, stop, steps)
     for _ in range(max_new_tokens):

@@ -8,6 +8,19 @@ tokens move together; with it, each moves among earlier ones held in these state
 
 On Ctrl-C both return what they have so far. Best in float64: a token at rest moves by less than
 float32 can tell.
+
+>>> import nrgpt, torch
+>>> from nrgpt.dynamics.convergence import stability, transients
+>>> cfg = nrgpt.ModelConfig(vocab_size=65, context=16, width=16, heads=2, steps=4,
+...     feedforward="memory", rate="gamma", learn_alpha=False)
+>>> model, idx = nrgpt.LanguageModel(cfg).double(), torch.randint(65, (3, 16))
+>>> found = transients(model, idx, steps=200, tolerance=1e-2)
+>>> found.lengths.shape, found.by_position().shape
+(torch.Size([3, 16]), torch.Size([16]))
+>>> bool(found.share_at_rest.min() > 0.9)
+True
+>>> bool(stability(model, idx, settle=100, steps=100).left.median() < 1)
+True
 """
 
 import math
@@ -78,19 +91,7 @@ def transients(
     extra: Extra | None = None,
     progress: bool = False,
 ) -> Transients:
-    """Roll the tokens ``idx`` (batch, tokens) for ``steps`` steps, many more than trained.
-
-    >>> import nrgpt, torch
-    >>> from nrgpt.dynamics.convergence import transients
-    >>> cfg = nrgpt.ModelConfig(vocab_size=65, context=16, width=16, heads=2, steps=4,
-    ...     feedforward="memory", rate="gamma", learn_alpha=False)
-    >>> model = nrgpt.LanguageModel(cfg).double()
-    >>> found = transients(model, torch.randint(65, (3, 16)), steps=200, tolerance=1e-2)
-    >>> found.lengths.shape, found.by_position().shape
-    (torch.Size([3, 16]), torch.Size([16]))
-    >>> bool(found.share_at_rest.min() > 0.9)
-    True
-    """
+    """Roll the tokens ``idx`` (batch, tokens) for ``steps`` steps, many more than trained."""
     steps = model.check_steps(steps)
     check(tolerance > 0, "tolerance", tolerance, "positive")
     moves: list[Tensor] = []
@@ -172,17 +173,6 @@ def stability(
 
     In parallel all tokens are pushed at once, and later ones feel what happens to earlier ones. The
     push changes x, of which a norm sees only the part across x; distances are those of g.
-
-    >>> import nrgpt, torch
-    >>> from nrgpt.dynamics.convergence import stability
-    >>> cfg = nrgpt.ModelConfig(vocab_size=65, context=16, width=16, heads=2, steps=4,
-    ...     feedforward="memory", rate="gamma", learn_alpha=False)
-    >>> model = nrgpt.LanguageModel(cfg).double()
-    >>> found = stability(model, torch.randint(65, (3, 16)), settle=100, steps=100)
-    >>> found.factors.shape
-    torch.Size([3, 16])
-    >>> bool(found.left.median() < 1)
-    True
     """
     settle, steps = model.check_steps(settle), model.check_steps(steps)
     check(size > 0, "size", size, "positive")

@@ -44,8 +44,8 @@ class Plain(Solver):
 
 
 class Backtracking(Solver):
-    """No step raises a token's energy, given the present keys of its past. If even the smallest step
-    would, the token stays where it is."""
+    """No step raises a token's energy, given the present keys of its past. A token for which even
+    the smallest step would stays where it is."""
 
     def __init__(self, shrink: float = 0.5, tries: int = 12):
         super().__init__()
@@ -123,9 +123,5 @@ class Langevin(Solver):
 
 
 SOLVERS: dict[str, Any] = {
-    "plain": Plain,
-    "backtracking": Backtracking,
-    "momentum": Momentum,
-    "anderson": Anderson,
-    "langevin": Langevin,
+    kind.__name__.lower(): kind for kind in (Plain, Backtracking, Momentum, Anderson, Langevin)
 }

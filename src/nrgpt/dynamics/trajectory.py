@@ -185,55 +185,46 @@ def stream_trajectory(
         )
     if targets is not None and not readouts:
         raise ValueError("targets are for the loss, which readouts=False leaves out")
-    if "total" in (extra or {}):
-        raise ValueError("extra term 'total': that is the name of the sum; rename it")
     if not 1 <= top <= model.cfg.vocab_size:
         raise ValueError(f"top = {top}: must be in 1 .. vocab_size = {model.cfg.vocab_size}")
-    return watch(model, idx, targets, steps, extra, energies, top if readouts else 0)
-
-
-@torch.no_grad()
-def watch(
-    model: Network,
-    idx: Tensor,
-    targets: Tensor | None,
-    steps: int,
-    extra: Extra | None,
-    energies: bool,
-    top: int,
-) -> Iterator[Step]:
-    """With ``top`` = 0, no logits are made."""
     precisely = torch.autocast(model.tokens.device.type, enabled=False)
-    norm = model.energy_block.norm if model.cfg.block == "nrgpt" else model.final_norm
-    with precisely:
+    with torch.no_grad(), precisely:
         plans: list[Any] = list(model.plan(extra))
-        x, g_before = model.embed(idx), None
-    for t in range(steps + 1):
-        with precisely:  # left before each yield: it must not reach the caller
-            plan, found, force = plans[t % len(plans)], {}, None
-            if energies:
-                look = plan.observe(x, t)
-                found, g = {"total": look.energy, **look.energies}, look.g
-                force = look.force.norm(dim=-1).cpu()
-            else:
-                g = norm(x)
-            step = Step(
-                t=t,
-                energies={name: energy.cpu() for name, energy in found.items()},
-                force=force,
-                size=x.norm(dim=-1).cpu(),
-                move=None if g_before is None else (g - g_before).norm(dim=-1).cpu(),
-                **what_it_says(model, x, targets, top),
-            )
-            if t < steps:
-                x, g_before = x + look.update if energies else plan.move(x, t), g
-        yield step
+        start = model.embed(idx)
+
+    @torch.no_grad()
+    def watch() -> Iterator[Step]:
+        norm = model.energy_block.norm if model.cfg.block == "nrgpt" else model.final_norm
+        x, g_before = start, None
+        for t in range(steps + 1):
+            with precisely:  # left before each yield: it must not reach the caller
+                plan, found, force = plans[t % len(plans)], {}, None
+                if energies:
+                    look = plan.observe(x, t)
+                    found, g = {"total": look.energy, **look.energies}, look.g
+                    force = look.force.norm(dim=-1).cpu()
+                else:
+                    g = norm(x)
+                step = Step(
+                    t=t,
+                    energies={name: energy.cpu() for name, energy in found.items()},
+                    force=force,
+                    size=x.norm(dim=-1).cpu(),
+                    move=None if g_before is None else (g - g_before).norm(dim=-1).cpu(),
+                    **what_it_says(model, x, targets, top if readouts else 0),
+                )
+                if t < steps:
+                    x, g_before = x + look.update if energies else plan.move(x, t), g
+            yield step
+
+    return watch()
 
 
 def what_it_says(
     model: Network, x: Tensor, targets: Tensor | None, top: int
 ) -> dict[str, Tensor | None]:
-    """The fields of ``Watched`` that need logits, made for a limited number of tokens at a time."""
+    """The fields of ``Watched`` that need logits, made for some tokens at a time. With ``top`` = 0
+    they are None."""
     names = ("entropy", "top_tokens", "top_probabilities", "loss")
     if not top:
         return dict.fromkeys(names)
