@@ -119,10 +119,6 @@ class Cache:
         counts = [tokens] * len(self.lengths) if isinstance(tokens, int) else tokens
         self.lengths = [n + count for n, count in zip(self.lengths, counts, strict=True)]
 
-    def restart(self) -> None:
-        """Forget all tokens, but keep the memory."""
-        self.lengths = []
-
     def past(self, t: int | None, slot: int, shown: Shown | None) -> Past:
         """Keep what the announced tokens show; they see one another too."""
         if shown is None:

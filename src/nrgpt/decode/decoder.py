@@ -171,7 +171,7 @@ class GraphedDecoder(Decoder):
         if self.longest > self.model.cfg.context:
             self.settle()
             self.jump()
-            self.cache.restart()  # the recorded graph needs the memory that the cache has
+            self.cache.lengths = []  # its memory stays, since the recorded graph writes there
             return self.whole_windows()
         assert self.positions is not None
         self.positions += 1

@@ -22,12 +22,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..decode.cache import Cache
 from ..decode.decoder import Decoder
-from ..model.network import IGNORED_TARGET, Network
+from ..kernels.loss import plain_loss
+from ..model.network import Network
 from .relax import Arrivals, Stop, relax
 
 
@@ -55,8 +55,7 @@ def loss_against_steps(
     costs = []
     for stop in (None, *stops):
         found = relax(model, idx, steps=steps, stop=stop)
-        logits = model.readout(found.x).float()
-        loss = F.cross_entropy(logits.mT, targets, ignore_index=IGNORED_TARGET)
+        loss = plain_loss(model.readout(found.x), targets)
         mean = found.steps.float().mean().item()
         costs.append(Cost(stop, loss.item(), mean, found.computed / idx.numel()))
     return costs

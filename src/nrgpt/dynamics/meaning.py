@@ -52,11 +52,10 @@ def correlations(
     model: Network, idx: Tensor, targets: Tensor, *, steps: int | None = None
 ) -> list[Correlation]:
     """The correlation of each signal with the loss, the strongest first."""
-    with torch.no_grad():
-        logits, _ = model(idx, steps=steps)
-        loss = torch.nn.functional.cross_entropy(logits.float().mT, targets, reduction="none").cpu()
+    loss = trajectory(model, idx, targets, steps, energies=False).loss
+    assert loss is not None
     found = [
-        Correlation(name, rank_correlation(value.flatten(), loss.flatten()))
+        Correlation(name, rank_correlation(value.flatten(), loss[-1].flatten()))
         for name, value in signals(model, idx, steps=steps).items()
     ]
     return sorted(found, key=lambda c: -abs(c.rank))

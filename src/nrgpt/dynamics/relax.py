@@ -146,9 +146,10 @@ def relax(
             width = int(going.sum(1).max())
             if width == 0:
                 break
-            if width < x.shape[1]:  # compute only the others, packed together
-                rows, columns = pack(going, width)
-                going = going[rows, columns]
+            if width < x.shape[1]:  # compute only tokens that go on, packed together, and fillers
+                first = going.to(torch.uint8).argsort(dim=1, descending=True, stable=True)
+                columns = first[:, :width]
+                rows, going = rows_of(columns), going.gather(1, columns)
                 positions = positions[rows, columns].masked_fill(~going, tokens)
                 x, look = x[rows, columns], look.select(rows, columns)
                 arrivals.select(rows, columns)
@@ -165,9 +166,3 @@ def relax(
 def rows_of(entries: Tensor) -> Tensor:
     """The row number of each entry."""
     return torch.arange(len(entries), device=entries.device)[:, None].expand_as(entries)
-
-
-def pack(going: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Rows and columns that index the True entries of each row, then others up to ``width``."""
-    columns = going.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :width]
-    return rows_of(columns), columns
