@@ -15,7 +15,7 @@ from tests.models import config, randomised, relative
 
 
 class Bowl(EnergyTerm):
-    """E = k/2 |g - a|^2, for each token its own k: a plain step takes g to (1 - k) g + k a."""
+    """E = k/2 |g - a|^2, with a k for each token: a plain step takes g to (1 - k) g + k a."""
 
     def __init__(self, k):
         super().__init__()
@@ -84,7 +84,7 @@ def test_rounding_does_not_spoil_factors():
 
 
 def test_under_a_norm_a_push_fades_as_x_grows():
-    """A constant pull along v: x = x0 + t v, a push is never taken back, and g still forgets it."""
+    """Under a constant pull x = x0 + t v: x never loses the push, but g forgets it."""
     model = randomised(config(norm="rmsnorm", rate="identity"))
     with torch.no_grad():
         for parameter in model.energy_block.energy.parameters():

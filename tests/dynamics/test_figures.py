@@ -35,7 +35,7 @@ def watched(batch=2, length=7, steps=5, *, energies=True, **fields):
 
 
 def is_drawn(path):
-    """More than paper: many colours, on a picture of some size."""
+    """Not blank: a picture of some size with many colours."""
     from matplotlib.image import imread
 
     picture = imread(path)
@@ -146,7 +146,7 @@ def test_without_matplotlib_the_way_out_is_named(monkeypatch):
 
 
 class Page(HTMLParser):
-    """Tags, and what stands in each script, as a browser would find them."""
+    """The tags and the content of each script, as a browser would find them."""
 
     def __init__(self, html):
         super().__init__()
