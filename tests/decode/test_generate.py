@@ -57,7 +57,7 @@ def test_a_batch_says_what_each_prompt_says_alone(block, cache):
 )
 @pytest.mark.parametrize("block", BLOCKS)
 def test_the_decoder_for_gpus_says_the_same(block, fields):
-    """Here without a recording: fixed shapes, tokens read one step late, memory used again."""
+    """On a CPU, so without a recording: fixed shapes, tokens read one step late, memory reused."""
     model = talkative(block=block, **fields)
     free = generate(model, PROMPTS, max_new_tokens=19, cache="none")
     for stops in (set(), {free[1][4]}):
@@ -71,7 +71,7 @@ def test_the_decoder_for_gpus_says_the_same(block, fields):
 
 
 def test_a_decoder_goes_when_nobody_needs_it():
-    """Or the memory of a GPU would wait for Python's garbage collector."""
+    """Otherwise its GPU memory would have to wait for Python's garbage collector."""
     gc.disable()
     try:
         decoder = GraphedDecoder(talkative(), PROMPTS, "exact", None)
@@ -137,7 +137,7 @@ def test_extra_terms_join_in():
 
 def test_a_term_with_keys_of_its_own_is_cached():
     class Follow(EnergyTerm):
-        """Follow whoever is most like you."""
+        """A token follows those most like it."""
 
         def keys(self, z, g):
             return g[:, None]

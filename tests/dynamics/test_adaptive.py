@@ -1,4 +1,4 @@
-"""As many steps as a token needs: in evaluation and in generation."""
+"""Stopping early, in evaluation and in generation."""
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ def test_generation_with_a_rule_that_never_holds_is_the_plain_one(fields):
 
 @pytest.mark.parametrize("rule", ["energy", "force", "entropy", "kl", "argmax"])
 def test_early_stops_rest_for_later_tokens(rule):
-    """Against whole passes in which every token is held at the step at which it was stopped."""
+    """Compared with whole passes in which every token stays where it was stopped."""
     model = talkative(steps=6)
     stop = Stop(rule, {"force": 8.0, "entropy": 2.0}.get(rule, 0.2))
     prompt = [3, 1, 4]

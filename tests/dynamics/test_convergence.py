@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from nrgpt import EnergyTerm
-from nrgpt.dynamics import convergence
 from nrgpt.dynamics.convergence import Stability, Transients, stability, transients
+from nrgpt.dynamics.field import Field
 from nrgpt.dynamics.plots import convergence_figure, doubling
 from nrgpt.dynamics.regularise import Toward
 from tests.models import config, randomised, relative
 
 
 class Bowl(EnergyTerm):
-    """E = k/2 |g - a|^2, for each token its own k: a plain step takes g to (1 - k) g + k a."""
+    """E = k/2 |g - a|^2, with a k for each token: a plain step takes g to (1 - k) g + k a."""
 
     def __init__(self, k):
         super().__init__()
@@ -84,7 +84,7 @@ def test_rounding_does_not_spoil_factors():
 
 
 def test_under_a_norm_a_push_fades_as_x_grows():
-    """A constant pull along v: x = x0 + t v, a push is never taken back, and g still forgets it."""
+    """Under a constant pull x = x0 + t v: x never loses the push, but g forgets it."""
     model = randomised(config(norm="rmsnorm", rate="identity"))
     with torch.no_grad():
         for parameter in model.energy_block.energy.parameters():
@@ -121,13 +121,13 @@ def test_pushed_tokens_of_a_model_against_two_runs():
     for held in (None, past.detach()):
         generator = torch.Generator().manual_seed(0)
         found = stability(model, idx, **options, past=held, generator=generator)
-        field = convergence.Field(model, 2, 7, past=held)
-        *_, x = convergence.roll(field, model.embed(idx), 0, 5)
+        field = Field(model, 2, 7, past=held)
+        *_, (x, _) = field.roll(model.embed(idx), 6)
         unit = model.energy_block.norm(x).norm(dim=-1)
         noise = torch.empty_like(x).normal_(generator=torch.Generator().manual_seed(0))
         pushed = x + 0.1 * x.norm(dim=-1, keepdim=True) * noise / noise.norm(dim=-1, keepdim=True)
         for t in range(5, 9):
-            x, pushed = (next(convergence.roll(field, state, t, 1)) for state in (x, pushed))
+            (_, (x, _)), (_, (pushed, _)) = (field.roll(state, 2, t) for state in (x, pushed))
         a, b = model.energy_block.norm(x), model.energy_block.norm(pushed)
         expected = (b - a).norm(dim=-1) / unit
         assert relative(found.distances[-1], expected.detach()) < 1e-10
@@ -138,16 +138,16 @@ def test_what_was_interrupted_is_not_lost(monkeypatch):
     idx = torch.randint(11, (3, 5))
     whole = transients(model, idx, steps=9, extra=extra)
     looks = 0
-    look = convergence.Field.look
+    look = Field.look
 
     def interrupting(self, x, t):
         nonlocal looks
         looks += 1
-        if looks == 4:
+        if looks == 5:  # the first look is at the state before any step
             raise KeyboardInterrupt
         return look(self, x, t)
 
-    monkeypatch.setattr(convergence.Field, "look", interrupting)
+    monkeypatch.setattr(Field, "look", interrupting)
     found = transients(model, idx, steps=9, extra=extra)
     assert found.steps == 3
     assert torch.equal(found.moves, whole.moves[:3])

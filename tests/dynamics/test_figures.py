@@ -14,7 +14,8 @@ import nrgpt
 from nrgpt.cli import app
 from nrgpt.data.tokenizer import SymbolTokenizer
 from nrgpt.dynamics import figures
-from nrgpt.dynamics.page import write_page
+from nrgpt.dynamics.page import page_data, write_page
+from nrgpt.dynamics.regularise import Toward
 from nrgpt.model.network import IGNORED_TARGET
 
 from ..models import config, randomised, tokens
@@ -34,7 +35,7 @@ def watched(batch=2, length=7, steps=5, *, energies=True, **fields):
 
 
 def is_drawn(path):
-    """More than paper: many colours, on a picture of some size."""
+    """Not blank: a picture of some size with many colours."""
     from matplotlib.image import imread
 
     picture = imread(path)
@@ -63,6 +64,18 @@ def test_every_panel_has_all_its_curves():
         assert np.array_equal(segments[..., 0], np.broadcast_to(np.arange(6), (7, 6)))
         assert np.allclose(segments[..., 1], values[:, 1].T.numpy())
         assert axis.lines[1].get_xdata()[0] == seen.trained_steps
+
+
+def test_any_number_of_terms_is_shown(tmp_path):
+    """Figures and page take the names of terms from the trajectory."""
+    model, idx = randomised(config()), torch.randint(11, (1, 7))
+    extra = {"cost of $5": Toward(torch.ones(9, dtype=torch.float64), 1.0)}
+    seen = nrgpt.trajectory(model, idx, extra=extra)
+    names = ["energy", "attention energy", "feedforward energy", "cost of $5 energy"]
+    titles = [axis.get_title().replace(r"\$", "$") for axis in figures.energy_figure(seen).axes]
+    assert titles[:4] == names
+    figures.save(figures.heatmap_figure(seen, term="cost of $5"), tmp_path / "heatmap", ("png",))
+    assert list(page_data(seen, str, "", 0, 64)["curves"])[:4] == names
 
 
 def test_the_heat_map_holds_the_changes():
@@ -133,7 +146,7 @@ def test_without_matplotlib_the_way_out_is_named(monkeypatch):
 
 
 class Page(HTMLParser):
-    """Tags, and what stands in each script, as a browser would find them."""
+    """The tags and the content of each script, as a browser would find them."""
 
     def __init__(self, html):
         super().__init__()

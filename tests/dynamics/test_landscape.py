@@ -120,7 +120,8 @@ def test_a_plane():
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("coupling", COUPLINGS)
 def test_the_landscape_of_a_token(norm, coupling):
-    model = randomised(config(norm=norm, coupling=coupling, norm_eps=0.0), std=0.3)
+    exactly = {} if norm == "none" else {"norm_eps": 0.0}
+    model = randomised(config(norm=norm, coupling=coupling, **exactly), std=0.3)
     idx = torch.randint(11, (1, 9))
     land = TokenLandscape(model, idx, token=6)
     *_, x = model.states(idx)

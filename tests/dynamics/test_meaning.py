@@ -12,6 +12,7 @@ from nrgpt.dynamics.meaning import (
     rank_correlation,
     signals,
 )
+from nrgpt.model.energy import ENERGIES
 from tests.models import config, randomised
 
 scipy_stats = pytest.importorskip("scipy.stats")
@@ -45,6 +46,15 @@ def test_signals_of_a_model():
     assert all(-1 <= c.rank <= 1 for c in ranked)
     sizes = [abs(c.rank) for c in ranked]
     assert sizes == sorted(sizes, reverse=True)
+
+
+@pytest.mark.parametrize("terms", [("attention",), ("attention", "feedforward", "again")])
+def test_signals_follow_the_terms_of_a_model(terms, monkeypatch):
+    monkeypatch.setitem(ENERGIES, "again", ENERGIES["memory"])
+    found = signals(randomised(config(terms=terms)), torch.randint(11, (4, 8)))
+    own = [f"{term} energy" for term in terms]
+    assert list(found)[: len(terms) + 1] == ["energy", *own]
+    assert torch.allclose(found["energy"], sum(found[name] for name in own))
 
 
 def test_detection_of_what_is_really_different():

@@ -50,7 +50,8 @@ def test_toward():
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("fields", [{}, {"tied": False, "head_bias": True}], ids=str)
 def test_says(norm, fields):
-    model = randomised(config(norm=norm, norm_eps=0.0, **fields))
+    exactly = {} if norm == "none" else {"norm_eps": 0.0}
+    model = randomised(config(norm=norm, **exactly, **fields))
     term = Says(model, [2, 5], 1.3)
     forces_are_gradients(model, term)
     *_, x = model.states(torch.randint(11, (2, 7)))

@@ -35,7 +35,7 @@ def test_plain_steps_are_the_models_own(fields):
 
 @pytest.mark.parametrize("fields", MODELS, ids=str)
 def test_the_field_is_that_of_the_model(fields):
-    """Of all tokens, and of any of them alone."""
+    """For all tokens together, and for some of them alone."""
     model, idx = made(**fields)
     *_, x = model.states(idx, steps=2)
     energy = sum(model.energies(x).values())
@@ -54,7 +54,7 @@ def test_the_field_is_that_of_the_model(fields):
 
 
 def by_hand(model, idx, stop, steps):
-    """The same, without leaving anything out: whole passes, and tokens put back where they rest."""
+    """The same by whole passes, in which tokens that rest are put back where they were."""
     x = model.embed(idx)
     arrived = torch.zeros_like(idx, dtype=torch.bool)
     held, taken = torch.zeros_like(idx), torch.zeros_like(idx)
@@ -193,8 +193,8 @@ def test_mistakes():
 
 
 def test_anderson_survives_parallel_moves_in_float32():
-    """In a round bowl all moves are parallel: the mixing has no unique answer, and any one is at
-    the bottom."""
+    """In a round bowl all moves are parallel: the mixing is not unique, and every one leads to the
+    bottom."""
     model, extra = bowl(*[0.1] * 5)
     term = extra["bowl"]
     term.k, term.a = term.k.float(), term.a.float()

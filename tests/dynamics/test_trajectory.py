@@ -1,4 +1,4 @@
-"""Trajectories are what the model's own states, energies, forces and readouts say."""
+"""Trajectories agree with the model's own states, energies, forces and logits."""
 
 import itertools
 
@@ -37,7 +37,7 @@ VARIANTS = [
 
 
 class Pull(nrgpt.EnergyTerm):
-    """A term of a user's own: its force comes from autograd."""
+    """A term of the user's: its force comes from autograd."""
 
     def __init__(self, direction: Tensor):
         super().__init__()

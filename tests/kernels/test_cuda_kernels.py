@@ -1,4 +1,4 @@
-"""The kernels of a GPU against the plain versions. Skipped where there is none."""
+"""The GPU kernels against the plain versions. Skipped without a GPU."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 
 ODD = (63, 145, 1000)
 LARGEST = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
-"""Relative error against float64 that a precision may show."""
+"""The largest relative error against float64, by precision."""
 
 
 @pytest.mark.parametrize("dtype", LARGEST, ids=str)
@@ -123,7 +123,7 @@ def test_feedforward_can_be_differentiated_again():
 
 
 def read_out(tokens, heads, size, *, larger=1.0, runs=()):
-    """Queries and keys in bfloat16, as the readout leaves them."""
+    """Queries and keys in bfloat16, side by side as in z."""
     z = torch.randn(*runs, 3, tokens, 2 * heads * size, device="cuda")
     return (larger * z).bfloat16().requires_grad_()
 

@@ -1,4 +1,4 @@
-"""The elementwise functions and the attention seam, against plain definitions."""
+"""The elementwise functions and attention against plain definitions."""
 
 import pytest
 import torch
@@ -51,7 +51,7 @@ def test_attention_against_loops(tokens, strict):
 
 
 def test_transformations_are_noticed():
-    """A kernel would be taken for a constant there."""
+    """They would take a kernel's derivative to be zero."""
     seen = []
 
     def watched(x):
@@ -86,7 +86,7 @@ def test_what_is_chosen_is_said(monkeypatch):
 @pytest.mark.parametrize("tokens", [7, 63, 300, 600])
 @pytest.mark.parametrize("strict", [True, False])
 def test_attention_by_tiles(tokens, strict):
-    """What full-rank heads take on a GPU: three heads share their keys."""
+    """The version for full-rank heads on a GPU: three heads share their keys."""
     z = torch.randn(2, tokens, 60, dtype=torch.float64, requires_grad=True)
     k = torch.randn(2, 1, tokens, 20, dtype=torch.float64, requires_grad=True)
     q = z.unflatten(-1, (3, 20)).transpose(1, 2)

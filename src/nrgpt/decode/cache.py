@@ -1,12 +1,12 @@
-"""What decoding keeps of the tokens so far, so that each new one is computed alone.
+"""The keys of the tokens so far, kept so that each new token is computed alone.
 
-Token B at step t depends on nothing after it. So the keys that it shows to later tokens at step t
+Token B at step t depends on nothing after it, so the keys that it shows to later tokens at step t
 can be kept, one set for each step: the exact cache. With keys equal to values, that is all.
 
-The frozen cache keeps one set only: the keys of each token's last state, 1/T of the memory. A new
-token then moves in the field of a past at rest. That is what the descent theorem assumes, but it is
-another model: one that was trained with all tokens moving together may say something else
-altogether (docs/performance.md has numbers).
+The frozen cache keeps only the keys of each token's last state, 1/T of the memory. A new token then
+moves in the field of a past at rest. This is what the descent theorem assumes, but it is another
+model: one that was trained with all tokens moving together may say something else altogether
+(docs/performance.md has numbers).
 """
 
 from collections.abc import Sequence
@@ -19,17 +19,20 @@ from ..kernels.attention import logsumexp_among
 from ..kernels.dispatch import choose
 from ..model.past import Past, Shown, WholeText
 
+Room = tuple[Tensor, ...]
+"""Memory for keys, or for keys and values: each (rows, heads, places, size)."""
+
 
 class Seen:
-    """Which of the kept tokens each new token may see."""
+    """Which of the kept tokens each new token sees."""
 
     def __init__(self, positions: Tensor, stop: int, *, single: bool = False):
         self.positions = positions
-        """(rows, tokens), of the new tokens."""
+        """Of the new tokens, (rows, tokens)."""
         self.stop = stop
-        """No kept token matters from here on."""
+        """Places from here on are not looked at."""
         self.single = single
-        """Every row has one new token, the last one, at the same place."""
+        """Every row has one new token, and all of them have the same position."""
         self.masks: dict[bool, Tensor] = {}
 
     def mask(self, *, strict: bool) -> Tensor:
@@ -42,11 +45,11 @@ class Seen:
 
 
 class Kept(Past):
-    """New tokens among kept keys: ``kept`` (rows, heads, places, size), or keys and values."""
+    """New tokens among kept keys."""
 
-    def __init__(self, t: int | None, shown: Shown, kept: Shown, seen: Seen):
+    def __init__(self, t: int | None, shown: Shown, kept: Room, seen: Seen):
         self.t, self.shown, self.seen = t, shown, seen
-        self.keys, self.values = kept if isinstance(kept, tuple) else (kept, kept)
+        self.keys, self.values = kept[0], kept[-1]
 
     def attend(self, q: Tensor, scale: float, *, strict: bool) -> Tensor:
         seen = self.seen
@@ -75,7 +78,7 @@ class Kept(Past):
 class Cache:
     """Keys by step and slot; a slot is one kind of key.
 
-    ``begin`` announces tokens, ``past`` keeps their keys, ``end`` says that they are all there.
+    ``begin`` announces new tokens, ``past`` keeps their keys, and ``end`` counts them.
     """
 
     def __init__(self, capacity: int, *, frozen: bool = False):
@@ -83,13 +86,12 @@ class Cache:
         self.frozen = frozen
         self.lengths: list[int] = []
         """Tokens held, for each row."""
-        self.kept: dict[tuple[int | None, int], Shown] = {}
+        self.kept: dict[tuple[int | None, int], Room] = {}
         self.seen: Seen | None = None
         self.is_even = False
 
     def begin(self, rows: int, tokens: int, device: torch.device) -> Tensor:
-        """The next ``tokens`` tokens of each row are about to be computed; returns their
-        positions."""
+        """Announce the next ``tokens`` tokens of each row; returns their positions."""
         lengths = self.lengths = self.lengths or [0] * rows
         if rows != len(lengths):
             raise ValueError(f"idx has {rows} rows; this cache holds {len(lengths)}")
@@ -102,44 +104,38 @@ class Cache:
         self.is_even = min(lengths) == longest
         first = torch.tensor(lengths, device=device)[:, None]
         positions = first if tokens == 1 else first + torch.arange(tokens, device=device)
-        single = self.is_even and tokens == 1
-        self.seen = Seen(positions, longest + tokens, single=single)
+        self.seen = Seen(positions, longest + tokens, single=self.is_even and tokens == 1)
         return positions
 
     def begin_at(self, positions: Tensor) -> None:
-        """As ``begin``, for one token in each row at ``positions`` (rows, 1), which stay unread:
-        what follows is the same for all of them, so it can be recorded."""
+        """As ``begin``, for one token in each row at ``positions`` (rows, 1). Their values are
+        never read here, so that one recorded CUDA graph serves all positions."""
         self.seen = Seen(positions, self.capacity)
         self.is_even = False
 
     def end(self, tokens: int | Sequence[int]) -> None:
-        """The announced tokens are there: all of them or, row by row, as many as count (the rest
-        was padding)."""
+        """The announced tokens are in the cache. ``tokens`` says how many, for all rows or for
+        each; the rest was padding."""
         counts = [tokens] * len(self.lengths) if isinstance(tokens, int) else tokens
         self.lengths = [n + count for n, count in zip(self.lengths, counts, strict=True)]
 
-    def restart(self) -> None:
-        """Forget all tokens, and keep the memory."""
-        self.lengths = []
-
     def past(self, t: int | None, slot: int, shown: Shown | None) -> Past:
-        """Keeps what the announced tokens show; they see one another too."""
+        """Keep what the announced tokens show; they see one another too."""
         if shown is None:
             return WholeText(t, None)
         assert self.seen is not None
         place = (0 if self.frozen else t, slot)
-        both = shown if isinstance(shown, tuple) else (shown,)
         if place not in self.kept:
-            new = [x.new_zeros(*x.shape[:2], self.capacity, x.shape[3]) for x in both]
-            self.kept[place] = (new[0], new[1]) if len(new) == 2 else new[0]
+            self.kept[place] = make_room(shown, self.capacity)
         kept = self.kept[place]
-        for old, new_keys in zip(kept if isinstance(kept, tuple) else (kept,), both, strict=True):
+        news = shown if isinstance(shown, tuple) else (shown,)
+        for old, new in zip(kept, news, strict=True):
             if self.is_even:
                 first = self.lengths[0]
-                old[:, :, first : first + new_keys.shape[2]] = new_keys
+                old[:, :, first : first + new.shape[2]] = new
             else:
-                put(old, new_keys, self.seen.positions)
-        if not any(self.lengths):  # nobody to look back at
+                put(old, new, self.seen.positions)
+        if not any(self.lengths):  # no earlier tokens: the new ones are the whole text
             return WholeText(t, shown)
         return Kept(t, shown, kept, self.seen)
 
@@ -147,11 +143,13 @@ class Cache:
         """Forget the other rows."""
         chosen = list(rows)
         self.lengths = [self.lengths[row] for row in chosen]
-        for place, kept in self.kept.items():
-            if isinstance(kept, tuple):
-                self.kept[place] = kept[0][chosen], kept[1][chosen]
-            else:
-                self.kept[place] = kept[chosen]
+        self.kept = {place: tuple(k[chosen] for k in kept) for place, kept in self.kept.items()}
+
+
+def make_room(shown: Shown, capacity: int) -> Room:
+    """Zeros for ``capacity`` tokens that show what these do."""
+    both = shown if isinstance(shown, tuple) else (shown,)
+    return tuple(x.new_zeros(*x.shape[:2], capacity, x.shape[3]) for x in both)
 
 
 def put(kept: Tensor, keys: Tensor, positions: Tensor) -> None:
@@ -166,5 +164,5 @@ def put(kept: Tensor, keys: Tensor, positions: Tensor) -> None:
 
 
 def is_fused(tensor: Tensor) -> bool:
-    """For kernels that have no backward pass."""
+    """Whether to take a kernel that has no backward pass."""
     return not tensor.requires_grad and choose(tensor).fused

@@ -1,14 +1,14 @@
 """Texts that grow: the part of each that the model sees, and the cache of that part.
 
-Past the context. Positions are learned and absolute, so a window cannot slide without computing
-everything in it anew. It jumps: a text that has outgrown the context is seen from its last three
-quarters of a context on (``kept_of``), until it has outgrown it again. Cached or not, the rule
-is the same.
+Positions are learned and absolute, so the window of a text that has outgrown the context cannot
+slide: everything in it would have to be computed again at every token. Instead it jumps: the model
+sees the last three quarters of a context (``kept_of``), until the text has outgrown it again. The
+rule is the same with and without a cache.
 """
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ CacheKind = Literal["exact", "frozen", "none"]
 
 
 def kept_of(context: int) -> int:
-    """How many tokens are seen of a text that has outgrown the context."""
+    """How many tokens the model sees of a text that has just outgrown the context."""
     return context - context // 4
 
 
@@ -33,7 +33,8 @@ def make_decoder(
     steps: int | None = None,
     extra: Extra | None = None,
 ) -> "Decoder":
-    """The recorded one on a GPU, if there is a cache and nothing of the user's that might wait."""
+    """The recorded one on a GPU, if there is a cache and no extra term, which might not be possible
+    to record."""
     if model.tokens.is_cuda and kind != "none" and not extra:
         return GraphedDecoder(model, prompts, kind, steps)
     return Decoder(model, prompts, kind, steps, extra)
@@ -41,7 +42,7 @@ def make_decoder(
 
 class Decoder:
     lead = 0
-    """How many tokens are made before the first of them is read."""
+    """How many tokens are fed before the first of them is read."""
 
     def __init__(
         self,
@@ -54,26 +55,30 @@ class Decoder:
         self.model, self.kind, self.extra = model, kind, extra
         self.steps = model.check_steps(steps)
         if kind == "frozen" and model.cfg.block == "gpt":
-            raise ValueError("a frozen cache is for recurrent models: a gpt's blocks differ")
+            raise ValueError(
+                "cache = 'frozen': must be 'exact' or 'none' for a gpt, whose blocks differ from "
+                "step to step"
+            )
         with torch.no_grad():
             self.plans, self.readout = model.plan(extra, stacked=True), model.reader()
         self.device = model.tokens.device
         self.texts = [list(prompt) for prompt in prompts]
-        self.starts = [0] * len(self.texts)
-        self.longest = max(map(len, self.texts))
-        """Tokens of the longest text that the model sees, or would see."""
+        self.starts = [max(0, len(text) - model.cfg.context) for text in self.texts]
+        """Where the part of each text begins that the model sees."""
+        self.longest = max(self.lengths())
+        """Of these parts; it grows with every token, until the window jumps."""
         self.latest = torch.tensor([text[-1] for text in self.texts], device=self.device)
         self.cache: Cache | None = None
-        context = model.cfg.context
-        if self.longest > context:
-            self.starts = [max(0, len(text) - context) for text in self.texts]
-            self.longest = context
+
+    def lengths(self) -> list[int]:
+        """How many tokens of each text the model sees."""
+        return [len(text) - start for text, start in zip(self.texts, self.starts, strict=True)]
 
     def next_logits(self) -> Tensor:
         """Logits after the last token of each text, shape (rows, vocabulary)."""
         if self.longest > self.model.cfg.context:
             self.jump()
-            self.cache = None  # positions have changed
+            self.cache = None
         if self.cache is None:
             return self.whole_windows()
         idx = self.latest[:, None]
@@ -90,17 +95,17 @@ class Decoder:
         return x
 
     def jump(self) -> None:
-        """Let go of the oldest quarter of what has outgrown the context."""
+        """Drop the oldest quarter of the texts that have outgrown the context."""
         context = self.model.cfg.context
-        for row, text in enumerate(self.texts):
-            if len(text) - self.starts[row] > context:
-                self.starts[row] = len(text) - kept_of(context)
-        self.longest = max(len(t) - s for t, s in zip(self.texts, self.starts, strict=True))
+        for row, length in enumerate(self.lengths()):
+            if length > context:
+                self.starts[row] += length - kept_of(context)
+        self.longest = max(self.lengths())
 
     def whole_windows(self) -> Tensor:
-        """Compute all that is seen, left-aligned: what follows a token cannot change it."""
+        """Compute all that is seen, left-aligned: padding after a token cannot change it."""
+        lengths = self.lengths()
         windows = [text[start:] for text, start in zip(self.texts, self.starts, strict=True)]
-        lengths = [len(window) for window in windows]
         padded = [window + [0] * (self.longest - len(window)) for window in windows]
         idx = torch.tensor(padded, device=self.device)
         last = torch.tensor(lengths, device=self.device) - 1
@@ -117,50 +122,43 @@ class Decoder:
         return self.readout(x[rows, last]).float()
 
     def feed(self, chosen: Tensor) -> None:
-        """The next token of each text, (rows,)."""
+        """Append a token to each text, (rows,)."""
         self.latest = chosen
         self.longest += 1
         for text, token in zip(self.texts, chosen.tolist(), strict=True):
             text.append(token)
 
     def read(self) -> list[int]:
-        """The tokens that were fed last or, after ``lead`` more, those before them."""
+        """The tokens that were fed last, or ``lead`` before that."""
         return [text[-1] for text in self.texts]
 
     def keep_rows(self, rows: Sequence[int]) -> None:
         self.texts = [self.texts[row] for row in rows]
         self.starts = [self.starts[row] for row in rows]
-        self.longest = max(len(t) - s for t, s in zip(self.texts, self.starts, strict=True))
+        self.longest = max(self.lengths())
         self.latest = self.latest[list(rows)]
         if self.cache is not None:
             self.cache.keep_rows(rows)
 
     def said(self) -> Tensor:
-        """Which tokens each text has, shape (rows, vocabulary)."""
-        shape = len(self.texts), self.model.cfg.vocab_size
-        said = torch.zeros(shape, dtype=torch.bool, device=self.device)
+        """Which tokens each text holds, shape (rows, vocabulary)."""
+        said = torch.zeros(len(self.texts), self.model.cfg.vocab_size, dtype=torch.bool)
         for row, text in zip(said, self.texts, strict=True):
-            row[torch.tensor(text, device=self.device)] = True
-        return said
+            row[torch.tensor(text)] = True
+        return said.to(self.device)
 
 
 class GraphedDecoder(Decoder):
-    """For a GPU: one token's computation is recorded once and replayed.
+    """For a GPU: the computation of one token is recorded once and replayed.
 
-    Chosen tokens stay on the device, and the host reads each while the next one is being made. A
-    text that has stopped goes on unread until all have.
+    Chosen tokens stay on the device, and the host reads each while the next one is being made. So a
+    text that has stopped grows until all have stopped, without being read.
     """
 
     lead = 1
 
-    def __init__(
-        self,
-        model: Network,
-        prompts: Sequence[Sequence[int]],
-        kind: CacheKind = "exact",
-        steps: int | None = None,
-    ):
-        super().__init__(model, prompts, kind, steps)
+    def __init__(self, *arguments: Any, **options: Any):
+        super().__init__(*arguments, **options)
         self.step = Graphed(self.logits_at, passing=True)
         self.positions: Tensor | None = None
         """Of the latest tokens, (rows, 1), on the device."""
@@ -173,15 +171,14 @@ class GraphedDecoder(Decoder):
         if self.longest > self.model.cfg.context:
             self.settle()
             self.jump()
-            self.cache.restart()  # the recording writes into its memory
+            self.cache.lengths = []  # its memory stays, since the recorded graph writes there
             return self.whole_windows()
         assert self.positions is not None
         self.positions += 1
         return self.step(self.latest[:, None], self.positions)
 
     def whole_windows(self) -> Tensor:
-        lengths = [len(t) - s for t, s in zip(self.texts, self.starts, strict=True)]
-        self.positions = torch.tensor(lengths, device=self.device)[:, None] - 1
+        self.positions = torch.tensor(self.lengths(), device=self.device)[:, None] - 1
         return super().whole_windows()
 
     def logits_at(self, idx: Tensor, positions: Tensor) -> Tensor:
@@ -201,7 +198,7 @@ class GraphedDecoder(Decoder):
         return self.made.popleft()
 
     def settle(self, number: int | None = None) -> None:
-        """Let the texts have what has been fed."""
+        """Append the first ``number`` tokens that were fed, or all, to the texts."""
         for _ in range(len(self.unread) if number is None else number):
             tokens = self.unread.popleft().tolist()
             self.made.append(tokens)

@@ -1,4 +1,4 @@
-"""Continue texts: prompts of unequal length, greedy or sampled, all at once or as they come."""
+"""Continue texts: prompts of unequal length, greedy or sampled, all at once or token by token."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,34 +15,32 @@ from .decoder import CacheKind, Decoder, make_decoder
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a token is chosen from the logits: in this order."""
+    """How a token is chosen from the logits. The options apply in this order."""
 
     repetition_penalty: float = 1.0
     """Logits of tokens already in the text are divided by this (multiplied, if negative)."""
     temperature: float = 0.0
     """0 is greedy."""
     top_k: int | None = None
-    """Only the k likeliest."""
+    """Keep only the k likeliest."""
     top_p: float | None = None
-    """Only the likeliest that together have at least this probability."""
+    """Keep only the likeliest that together have at least this probability."""
 
     def __post_init__(self) -> None:
-        value = self.temperature
-        check(0 <= value < float("inf"), "temperature", value, "at least 0 (greedy) and finite")
+        heat, penalty = self.temperature, self.repetition_penalty
+        check(0 <= heat < float("inf"), "temperature", heat, "at least 0 (greedy) and finite")
         check(self.top_k is None or self.top_k >= 1, "top_k", self.top_k, "at least 1, or None")
         is_share = self.top_p is None or 0 < self.top_p <= 1
         check(is_share, "top_p", self.top_p, "in (0, 1], or None")
-        value = self.repetition_penalty
-        check(0 < value < float("inf"), "repetition_penalty", value, "positive and finite")
+        check(0 < penalty < float("inf"), "repetition_penalty", penalty, "positive and finite")
 
     def choose(
         self, logits: Tensor, said: Tensor | None, generator: torch.Generator | None
     ) -> Tensor:
-        """A token for each row of logits. ``said`` tells which tokens a row's text has."""
+        """A token for each row of logits. ``said`` marks the tokens that a row's text holds."""
         if said is not None:
-            weaker = torch.where(
-                logits > 0, logits / self.repetition_penalty, logits * self.repetition_penalty
-            )
+            penalty = self.repetition_penalty
+            weaker = torch.where(logits > 0, logits / penalty, logits * penalty)
             logits = torch.where(said, weaker, logits)
         if self.temperature == 0:
             return logits.argmax(-1)
@@ -77,11 +75,10 @@ def generate(
 ) -> list[list[int]]:
     """The new tokens of each prompt: ``max_new_tokens``, or those before a token of ``stop``.
 
-    ``cache`` "exact" gives what "none" gives, faster; "frozen" is another model, for those that
-    were made for it (see nrgpt.decode.cache). On a GPU, a row that has stopped goes on drawing
-    until all
-    have: with ``stop``, samples differ from those of a CPU, though not in distribution. ``extra``
-    energy terms join in. ``generator`` must be on the model's device.
+    ``cache`` "exact" gives what "none" gives, but faster; "frozen" is another model (see
+    nrgpt.decode.cache). On a GPU a row that has stopped still draws samples until all have, so with
+    ``stop`` samples differ from those of a CPU, though not in distribution. ``extra`` terms are
+    added to the energy. ``generator`` must be on the model's device.
     """
     sampling = Sampling(repetition_penalty, temperature, top_k, top_p)
     new: list[list[int]] = [[] for _ in prompts]
@@ -118,16 +115,11 @@ def stream(
         raise ValueError("every prompt must hold at least one token")
     check(max_new_tokens >= 0, "max_new_tokens", max_new_tokens, "at least 0")
     check_choice("cache", cache, get_args(CacheKind))
-    # Said here, since a GPU would not say it.
+    # A GPU would not report it.
     model.check_vocabulary(torch.tensor([token for prompt in prompts for token in prompt]))
     stops = {stop} if isinstance(stop, int) else set(stop or ())
-    return run(
-        make_decoder(model, prompts, cache, steps, extra),
-        max_new_tokens,
-        stops,
-        sampling or Sampling(),
-        generator,
-    )
+    decoder = make_decoder(model, prompts, cache, steps, extra)
+    return run(decoder, max_new_tokens, stops, sampling or Sampling(), generator)
 
 
 def run(

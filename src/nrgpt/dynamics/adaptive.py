@@ -1,26 +1,39 @@
 """Adaptive computation: as many steps as a token needs.
 
 ``loss_against_steps`` measures what stopping early costs on a text. ``stream_adaptive`` generates
-with it: the prompt is computed as trained, then each new token stops when its rule says so, and
-later tokens see it where it rests for all further steps.
+text: the prompt takes all steps, and each new token stops when its rule says so. At all further
+steps, later tokens see it where it stopped.
+
+>>> import nrgpt, torch
+>>> from nrgpt.dynamics.adaptive import loss_against_steps, stream_adaptive
+>>> from nrgpt.dynamics.relax import Stop
+>>> cfg = nrgpt.ModelConfig(vocab_size=65, context=32, width=16, heads=2, steps=8)
+>>> model, text = nrgpt.LanguageModel(cfg), torch.randint(65, (2, 33))
+>>> rules = [Stop("kl", 1e-3), Stop("kl", 1e-1)]
+>>> costs = loss_against_steps(model, text[:, :-1], text[:, 1:], rules)
+>>> [cost.mean_steps <= 8 for cost in costs]
+[True, True, True]
+>>> new_tokens = stream_adaptive(model, [[1, 2, 3], [4]], Stop("argmax"), max_new_tokens=3)
+>>> [len(new) for new, taken in new_tokens]
+[2, 2, 2]
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..decode.cache import Cache
 from ..decode.decoder import Decoder
-from ..model.network import IGNORED_TARGET, Network
-from .relax import Sight, Stop, relax
+from ..kernels.loss import plain_loss
+from ..model.network import Network
+from .relax import Arrivals, Stop, relax
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a stopping rule costs on a text; ``stop`` is None for all steps."""
+    """What a stopping rule costs on a text. ``stop`` is None if all steps are taken."""
 
     stop: Stop | None
     loss: float
@@ -38,23 +51,11 @@ def loss_against_steps(
     *,
     steps: int | None = None,
 ) -> list[Cost]:
-    """Loss and mean number of steps for all steps, and for each rule.
-
-    >>> import nrgpt, torch
-    >>> from nrgpt.dynamics.adaptive import loss_against_steps
-    >>> from nrgpt.dynamics.relax import Stop
-    >>> cfg = nrgpt.ModelConfig(vocab_size=65, context=32, width=16, heads=2, steps=8)
-    >>> text = torch.randint(65, (2, 33))
-    >>> rules = [Stop("kl", 1e-3), Stop("kl", 1e-1)]
-    >>> costs = loss_against_steps(nrgpt.LanguageModel(cfg), text[:, :-1], text[:, 1:], rules)
-    >>> [cost.mean_steps <= 8 for cost in costs]
-    [True, True, True]
-    """
+    """Loss and mean number of steps: first of all steps, then of each rule."""
     costs = []
     for stop in (None, *stops):
         found = relax(model, idx, steps=steps, stop=stop)
-        logits = model.readout(found.x).float()
-        loss = F.cross_entropy(logits.mT, targets, ignore_index=IGNORED_TARGET)
+        loss = plain_loss(model.readout(found.x), targets)
         mean = found.steps.float().mean().item()
         costs.append(Cost(stop, loss.item(), mean, found.computed / idx.numel()))
     return costs
@@ -68,18 +69,8 @@ def stream_adaptive(
     max_new_tokens: int,
     steps: int | None = None,
 ) -> Iterator[tuple[list[int], list[int]]]:
-    """Greedy generation: the new token of each row, and how many steps the one before it took.
-
-    >>> import nrgpt
-    >>> from nrgpt.dynamics.adaptive import stream_adaptive
-    >>> from nrgpt.dynamics.relax import Stop
-    >>> cfg = nrgpt.ModelConfig(vocab_size=65, context=32, width=16, heads=2, steps=8)
-    >>> model = nrgpt.LanguageModel(cfg)
-    >>> [len(new) for new, taken in stream_adaptive(
-    ...     model, [[1, 2, 3], [4]], Stop("argmax"), max_new_tokens=3)]
-    [2, 2, 2]
-    """
-    model.energy_block  # noqa: B018 (a baseline says here that it has no energy)
+    """Greedy generation: the new token of each row, and how many steps the one before it took."""
+    model.energy_block  # noqa: B018 (raises for a baseline, which has no energy)
     decoder = AdaptiveDecoder(model, prompts, stop, steps)
     for _ in range(max_new_tokens):
         with torch.no_grad():
@@ -88,7 +79,7 @@ def stream_adaptive(
 
 
 class AdaptiveDecoder(Decoder):
-    """Rows wait for the slowest; those that have arrived stay where they are."""
+    """Rows wait for the slowest one; tokens that have arrived stay where they are."""
 
     def __init__(
         self, model: Network, prompts: Sequence[Sequence[int]], stop: Stop, steps: int | None
@@ -96,25 +87,22 @@ class AdaptiveDecoder(Decoder):
         super().__init__(model, prompts, "exact", steps)
         self.stop = stop
         self.taken = [self.steps] * len(prompts)
+        """Steps that the last token of each row took."""
 
     def extend(self, idx: Tensor, positions: Tensor, cache: Cache) -> Tensor:
-        """For one new token in each row of a cache that has tokens already."""
-        model, stop = self.model, self.stop
-        plan = model.energy_block.plan()
-        x = model.extend(idx, positions, [], cache, steps=0)
-        arrived = torch.zeros_like(idx, dtype=torch.bool)
-        held, taken = torch.zeros_like(idx), torch.zeros_like(idx)
-        before: Sight | None = None
+        """The last states of one new token in each row."""
+        plan = self.model.energy_block.plan()
+        x = self.model.extend(idx, positions, [], cache, steps=0)
+        arrivals, taken = Arrivals(self.stop, self.readout, idx), torch.zeros_like(idx)
         for t in range(self.steps):
-            if bool(arrived.all()):  # nobody moves any more: only keys of later steps are missing
+            if not bool(
+                arrivals.going.any()
+            ):  # nothing moves, but later tokens need the keys of this step
                 plan.keep(x, t, cache)
                 continue
             look = plan.observe(x, t, cache)
-            now = Sight(look, self.readout(x).log_softmax(-1) if stop.reads_out else None)
-            held = torch.where(stop.holds(before, now), held + 1, 0)
-            arrived = arrived | ((held >= stop.patience) & (t >= stop.minimum))
-            x = torch.where(arrived.unsqueeze(-1), x, x + look.update)
-            taken = torch.where(arrived, taken, t + 1)
-            before = now
+            going = arrivals.update(x, look, t)
+            x = torch.where(going.unsqueeze(-1), x + look.update, x)
+            taken = torch.where(going, t + 1, taken)
         self.taken = taken[:, 0].tolist()
         return x

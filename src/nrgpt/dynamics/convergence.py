@@ -1,17 +1,29 @@
 """Do tokens come to rest, when, and do they come back if they are pushed?
 
-The paper argues that they do, one after the other: the first token has a fixed landscape and rolls
-to its bottom, the second one's landscape then changes no more, and so on ("asymptotic stability").
-Here that is measured on a model: ``transients`` runs on past the trained steps and looks when each
-token's g stops moving, ``stability`` pushes the tokens and sees whether the push dies out. Without
-``past`` all tokens move together; with it, each moves among earlier ones held at these states.
+The paper argues that they come to rest one after the other: the first token rolls to the bottom of
+a fixed landscape, then the second token's landscape no longer changes, and so on ("asymptotic
+stability"). ``transients`` measures this: it runs past the trained steps and finds when each
+token's g stops moving. ``stability`` pushes the tokens and follows the push. Without ``past`` all
+tokens move together; with it, each moves among earlier ones held in these states.
 
-Both give back what they have if interrupted by Ctrl-C. Best in float64: a token at rest moves by
-less than float32 can tell.
+On Ctrl-C both return what they have so far. Best in float64: a token at rest moves by less than
+float32 can tell.
+
+>>> import nrgpt, torch
+>>> from nrgpt.dynamics.convergence import stability, transients
+>>> cfg = nrgpt.ModelConfig(vocab_size=65, context=16, width=16, heads=2, steps=4,
+...     feedforward="memory", rate="gamma", learn_alpha=False)
+>>> model, idx = nrgpt.LanguageModel(cfg).double(), torch.randint(65, (3, 16))
+>>> found = transients(model, idx, steps=200, tolerance=1e-2)
+>>> found.lengths.shape, found.by_position().shape
+(torch.Size([3, 16]), torch.Size([16]))
+>>> bool(found.share_at_rest.min() > 0.9)
+True
+>>> bool(stability(model, idx, settle=100, steps=100).left.median() < 1)
+True
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -37,33 +49,32 @@ class Transients:
 
     @property
     def steps(self) -> int:
-        """Taken; fewer than asked for if it was interrupted."""
+        """Steps taken: fewer than asked for if interrupted."""
         return len(self.moves)
 
     @property
     def lengths(self) -> Tensor:
-        """The first step from which on each token moves by no more than the tolerance, to the last
-        step taken; not a number for tokens that still move then. (batch, tokens)"""
+        """How many steps each token takes until it moves by no more than the tolerance, from then
+        on to the last step; NaN for tokens that still move then. (batch, tokens)"""
         t = torch.arange(1, self.steps + 1)[:, None, None]
-        # Written so that a move that is not a number counts as moving.
+        # A move that is NaN counts as moving.
         last_move = torch.where(self.moves <= self.tolerance, 0, t).amax(0).double()
         return last_move.masked_fill(last_move == self.steps, float("nan"))
 
     @property
     def share_at_rest(self) -> Tensor:
-        """Of the texts, by position: (tokens,)."""
+        """The share of texts whose token is at rest, by position: (tokens,)."""
         return self.lengths.isfinite().double().mean(0)
 
     def at_rest(self, positions: range) -> Tensor:
-        """Of the tokens at these positions, the share that has come to rest after 0, 1, ... steps
-        and moves no more: (steps + 1,)."""
+        """The share of the tokens at these positions that is at rest, for good, after 0, 1, ...
+        steps: (steps + 1,)."""
         lengths = self.lengths[:, positions.start : positions.stop].flatten()
         return (lengths <= torch.arange(self.steps + 1)[:, None]).double().mean(1)
 
     def by_position(self, quantile: float = 0.5) -> Tensor:
-        """A quantile of the transient lengths over the texts, (tokens,); tokens that never came to
-        rest count as longer than all others, and where they reach the quantile it is not a
-        number."""
+        """A quantile of the transient lengths over the texts, (tokens,). Tokens that never came to
+        rest count as longest; where they reach the quantile, it is NaN."""
         lengths = self.lengths.nan_to_num(nan=float("inf"))
         found = torch.quantile(lengths, quantile, dim=0, interpolation="higher")
         return found.masked_fill(found.isinf(), float("nan"))
@@ -80,43 +91,22 @@ def transients(
     extra: Extra | None = None,
     progress: bool = False,
 ) -> Transients:
-    """Roll the tokens ``idx`` (batch, tokens) on for ``steps`` steps, many more than trained.
-
-    >>> import nrgpt, torch
-    >>> from nrgpt.dynamics.convergence import transients
-    >>> cfg = nrgpt.ModelConfig(vocab_size=65, context=16, width=16, heads=2, steps=4,
-    ...     feedforward="memory", rate="gamma", learn_alpha=False)
-    >>> model = nrgpt.LanguageModel(cfg).double()
-    >>> found = transients(model, torch.randint(65, (3, 16)), steps=200, tolerance=1e-2)
-    >>> found.lengths.shape, found.by_position().shape
-    (torch.Size([3, 16]), torch.Size([16]))
-    >>> bool(found.share_at_rest.min() > 0.9)
-    True
-    """
+    """Roll the tokens ``idx`` (batch, tokens) for ``steps`` steps, many more than trained."""
     steps = model.check_steps(steps)
     check(tolerance > 0, "tolerance", tolerance, "positive")
     moves: list[Tensor] = []
-    x = model.embed(idx)
     field = Field(model, *idx.shape, extra=extra, past=past)
-    before = model.energy_block.norm(x)
+    states = field.roll(model.embed(idx), steps + 1)
+    x, look = next(states)
+    before = look.g
     try:
-        ways = roll(field, x, 0, steps)
-        for x in track(ways, "transients", total=steps, disable=not progress):
-            g = model.energy_block.norm(x)
-            moves.append(((g - before).norm(dim=-1) / before.norm(dim=-1)).cpu())
-            before = g
+        for x, look in track(states, "transients", total=steps, disable=not progress):  # noqa: B007
+            moves.append(((look.g - before).norm(dim=-1) / before.norm(dim=-1)).cpu())
+            before = look.g
     except KeyboardInterrupt:
         if not moves:
             raise
     return Transients(tolerance, model.cfg.steps, torch.stack(moves), x)
-
-
-def roll(field: Field, x: Tensor, start: int, steps: int) -> Iterator[Tensor]:
-    """The states after each of ``steps`` plain steps, of which the first is step ``start``."""
-    for t in range(start, start + steps):
-        field.commit(x)
-        x = x + field.look(x, t).update
-        yield x
 
 
 @dataclass(frozen=True)
@@ -140,9 +130,9 @@ class Stability:
 
     @property
     def factors(self) -> Tensor:
-        """By what the distance is multiplied at each step, in the geometric mean over the steps
-        until it drowns in rounding, (batch, tokens): e to the power of a Lyapunov exponent of
-        finite time. Below 1 the token comes back."""
+        """By what factor a step changes the distance, (batch, tokens): the geometric mean over the
+        steps before it is lost in rounding, or e to the power of a finite-time Lyapunov exponent.
+        Below 1 the token comes back."""
         below = (self.distances <= self.rounding).int()
         # The last step before the first distance that is noise, or the last of all.
         last = torch.where(below.any(0), below.argmax(0) - 1, self.steps).clamp(min=1)
@@ -151,17 +141,17 @@ class Stability:
 
     @property
     def powers(self) -> Tensor:
-        """p where the distance falls as (steps since the start)^-p, (batch, tokens). Under a norm
-        x grows at every step, in proportion to their number once a token is at rest, and the same
-        move of x turns g less and less: tokens then come back by a power of the steps, and factors
-        tend to 1. A push that is neither pulled back nor driven away has p = 1 for that reason
-        alone; above 1, the landscape pulls."""
+        """p, if the distance falls as (steps since the start)^-p, (batch, tokens). Under a norm x
+        keeps growing, in proportion to the steps once a token is at rest, and the same move of x
+        turns g less and less. So tokens come back as a power of the steps, and factors tend to 1.
+        A push that is neither pulled back nor driven away has p = 1 for this reason alone; above 1,
+        the landscape pulls it back."""
         longer = (self.settled + self.steps) / self.settled
         return -self.left.log() / math.log(longer)
 
     @property
     def share_back(self) -> float:
-        """Tokens that have at most half of the push left."""
+        """The share of tokens that have at most half of the push left."""
         return float((self.left <= 0.5).double().mean())
 
 
@@ -178,44 +168,27 @@ def stability(
     generator: torch.Generator | None = None,
     progress: bool = False,
 ) -> Stability:
-    """Let the tokens settle, push each in a random direction by ``size`` times its length, and
-    follow it beside its own undisturbed way for ``steps`` steps.
+    """Let the tokens settle for ``settle`` steps, push each in a random direction by ``size`` times
+    its length, and follow it beside its own undisturbed path for ``steps`` steps.
 
-    In parallel all tokens are pushed at once, and later ones feel what became of earlier ones. The
-    push is of x; a norm sees only the part of it across x, and distances are those of g.
-
-    >>> import nrgpt, torch
-    >>> from nrgpt.dynamics.convergence import stability
-    >>> cfg = nrgpt.ModelConfig(vocab_size=65, context=16, width=16, heads=2, steps=4,
-    ...     feedforward="memory", rate="gamma", learn_alpha=False)
-    >>> model = nrgpt.LanguageModel(cfg).double()
-    >>> found = stability(model, torch.randint(65, (3, 16)), settle=100, steps=100)
-    >>> found.factors.shape
-    torch.Size([3, 16])
-    >>> bool(found.left.median() < 1)
-    True
+    In parallel all tokens are pushed at once, and later ones feel what happens to earlier ones. The
+    push changes x, of which a norm sees only the part across x; distances are those of g.
     """
     settle, steps = model.check_steps(settle), model.check_steps(steps)
     check(size > 0, "size", size, "positive")
-    distances: list[Tensor] = []
     rest = relax(model, idx, steps=settle, past=past, extra=extra).x
     push = torch.empty_like(rest).normal_(generator=generator)
     push = size * rest.norm(dim=-1, keepdim=True) * push / push.norm(dim=-1, keepdim=True)
     both = torch.cat([rest, rest + push])
     twice = None if past is None else torch.cat([past, past])
     field = Field(model, *both.shape[:2], extra=extra, past=twice)
-
     unit = model.energy_block.norm(rest).norm(dim=-1)
-
-    def look(both: Tensor) -> None:
-        g, pushed = model.energy_block.norm(both).chunk(2)
-        distances.append(((pushed - g).norm(dim=-1) / unit).cpu())
-
-    look(both)
+    distances: list[Tensor] = []
     try:
-        ways = roll(field, both, settle, steps)
-        for both in track(ways, "stability", total=steps, disable=not progress):
-            look(both)
+        states = field.roll(both, steps + 1, start=settle)
+        for _, look in track(states, "stability", total=steps + 1, disable=not progress):
+            g, pushed = look.g.chunk(2)
+            distances.append(((pushed - g).norm(dim=-1) / unit).cpu())
     except KeyboardInterrupt:
         if len(distances) < 2:
             raise
@@ -223,8 +196,9 @@ def stability(
 
 
 def settling_order(energy: Tensor) -> float:
-    """Do later tokens settle later? The rank correlation of a token's position with the step from
-    which its energy (steps, batch, tokens) stays within 5 % of its range from where it ends.
+    """Do later tokens settle later? The rank correlation between a token's position and the step
+    from which its energy (states, batch, tokens) stays near its last value, to within 5 % of the
+    energy's range.
 
     >>> steps = torch.arange(40)[:, None, None]
     >>> one_after_the_other = torch.exp(-steps / torch.arange(1, 9))

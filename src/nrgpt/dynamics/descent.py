@@ -1,11 +1,10 @@
-"""Does the energy go down on given data? The numbers beside the certificate.
+"""Does the energy fall on given data? Numbers to go with the certificate.
 
-With a frozen past (every earlier token held at its last state) the theorem applies, and a
-certified model must not rise but for rounding. In parallel, as in training, earlier tokens move
-while a token rolls down, and nothing is promised.
+With a frozen past (every earlier token held at its last state) the theorem applies: in a certified
+model no energy rises, except by rounding. In parallel, as in training, earlier tokens move while a
+token rolls down, and nothing is guaranteed.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -21,13 +20,13 @@ class Rise:
     """The largest rise of any token's energy in one step, relative to the energy's size."""
 
     relative: float
-    """(E after - E before) / max(|E before|, |E after|); negative if every step of every token
-    lowers its energy."""
+    """(E after - E before) / max(|E before|, |E after|); negative if every step lowers every
+    energy."""
     step: int
     sample: int
     token: int
     share: float
-    """Of all steps of all tokens, those that raise the energy by more than rounding (1e-6)."""
+    """The share of all steps of all tokens that raise the energy by more than rounding, 1e-6."""
 
     def __str__(self) -> str:
         if self.relative <= 0:
@@ -63,32 +62,19 @@ def check_descent(
     True
     """
     steps = model.check_steps(steps)
-    *_, last = model.states(idx, steps=steps, extra=extra, dropout=False)
-    rises = [largest_rise(energies_along(model, idx, steps, extra, past)) for past in (None, last)]
+    last = model.last_state(idx, steps=steps, extra=extra, dropout=False)
+    rises = []
+    for past in (None, last):
+        field = Field(model, *idx.shape, extra=extra, past=past)
+        states = field.roll(model.embed(idx), steps + 1)
+        rises.append(largest_rise(torch.stack([look.energy for _, look in states])))
     return Descent(*rises)
 
 
-def energies_along(
-    model: Network, idx: Tensor, steps: int, extra: Extra | None, past: Tensor | None
-) -> Iterator[Tensor]:
-    """Each token's energy before the first step and after each one."""
-    field = Field(model, *idx.shape, extra=extra, past=past)
-    x = model.embed(idx)
-    for t in range(steps + 1):
-        field.commit(x)
-        look = field.look(x, t)
-        yield look.energy
-        x = x + look.update
-
-
-def largest_rise(energies: Iterator[Tensor]) -> Rise:
-    before = next(energies)
-    rises = []
-    for after in energies:
-        size = torch.maximum(before.abs(), after.abs()).clamp(min=torch.finfo(after.dtype).tiny)
-        rises.append((after - before) / size)
-        before = after
-    rise = torch.stack(rises)
-    place = torch.unravel_index(rise.argmax(), rise.shape)
-    step, sample, token = (int(i) for i in place)
+def largest_rise(energies: Tensor) -> Rise:
+    """Of energies (states, batch, tokens)."""
+    before, after = energies[:-1], energies[1:]
+    size = torch.maximum(before.abs(), after.abs()).clamp(min=torch.finfo(energies.dtype).tiny)
+    rise = (after - before) / size
+    step, sample, token = (int(i) for i in torch.unravel_index(rise.argmax(), rise.shape))
     return Rise(float(rise.max()), step, sample, token, float((rise > 1e-6).double().mean()))

@@ -1,14 +1,16 @@
-"""The energy landscape that a token sees: energy, force and move among the keys of other tokens.
+"""The energy landscape that a token sees: its energy, force and next move among the keys of others.
 
 Earlier tokens act on a token through their keys alone. So some tokens can be computed while others
-rest (their keys stay as they are), and a token can be tried at another place without anybody else
-noticing. That takes the strict mask, B < A: a token that is its own key would notice itself.
+rest, with their keys as they are, and a token can be tried elsewhere without any effect on the
+others. This takes the strict mask, B < A: a token that is its own key would affect itself.
 """
+
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from ..decode.cache import Kept, Seen, put
+from ..decode.cache import Kept, Room, Seen, make_room, put
 from ..model.energy import AttentionEnergy
 from ..model.network import Network
 from ..model.past import Past, Shown, WholeText
@@ -18,8 +20,8 @@ from ..model.step import Extra, Observation
 class Field:
     """The field of ``batch`` texts of ``tokens`` tokens each.
 
-    ``aim`` says which tokens are being computed, ``commit`` shows their states to later tokens. If
-    ``past`` is given, states (batch, tokens, D), all tokens are shown as they are there, for good.
+    ``aim`` chooses the tokens that are computed, ``commit`` shows their states to later tokens. If
+    ``past`` is given, (batch, tokens, D), all tokens are seen in these states for good.
     """
 
     def __init__(
@@ -35,11 +37,11 @@ class Field:
         for _, term in model.energy_block.named_terms(extra):
             if isinstance(term, AttentionEnergy) and not term.strict:
                 raise ValueError(
-                    f"mask = {term.mask!r}: a token that is its own key has no field to move in; "
-                    "this needs mask = 'strict'"
+                    f"mask = {term.mask!r}: a token that is its own key has no fixed field to move "
+                    "in; this needs mask = 'strict'"
                 )
         self.tokens = tokens
-        self.kept: dict[int, Shown] = {}
+        self.kept: dict[int, Room] = {}
         self.everywhere = torch.arange(tokens, device=model.tokens.device).expand(batch, -1)
         self.aim(self.everywhere)
         self.is_fixed = False
@@ -48,35 +50,42 @@ class Field:
             self.is_fixed = True
 
     def aim(self, positions: Tensor) -> None:
-        """Compute these tokens from now on, (batch, any number); the position ``tokens``, one
-        behind the last, is for those that are there to fill a row."""
+        """Compute the tokens at these positions from now on, (batch, any number). Fillers, which
+        make rows equally long, have the position ``tokens``, one past the last."""
         self.seen = Seen(positions, self.tokens + 1)
 
     def commit(self, x: Tensor) -> None:
-        """Later tokens see the tokens aimed at as they are in x, from now on."""
+        """From now on, later tokens see the tokens aimed at in state x."""
         if self.is_fixed:
             return
         for slot, shown in enumerate(self.plan.shown(x)):
             if shown is None:
                 continue
-            both = shown if isinstance(shown, tuple) else (shown,)
             if slot not in self.kept:
-                new = [k.new_zeros(*k.shape[:2], self.tokens + 1, k.shape[3]) for k in both]
-                self.kept[slot] = (new[0], new[1]) if len(new) == 2 else new[0]
-            kept = self.kept[slot]
-            for old, keys in zip(kept if isinstance(kept, tuple) else (kept,), both, strict=True):
-                put(old, keys, self.seen.positions)
+                self.kept[slot] = make_room(shown, self.tokens + 1)
+            news = shown if isinstance(shown, tuple) else (shown,)
+            for old, new in zip(self.kept[slot], news, strict=True):
+                put(old, new, self.seen.positions)
 
     def past(self, t: int | None, slot: int, shown: Shown | None) -> Past:
-        """Among the keys as they were committed."""
+        """The committed keys."""
         if shown is None:
             return WholeText(t, None)
         return Kept(t, shown, self.kept[slot], self.seen)
 
     def look(self, x: Tensor, t: int) -> Observation:
-        """At the tokens aimed at, where they are in x at step t."""
+        """The tokens aimed at, in state x at step t."""
         return self.plan.observe(x, t, self)
 
     def energy(self, x: Tensor, t: int | None = None) -> Tensor:
-        """Of the tokens aimed at, where they are in x: (batch, tokens). Cheaper than a look."""
+        """Of the tokens aimed at, in state x: (batch, tokens). Cheaper than a look."""
         return torch.stack(list(self.plan.energies(x, t, self).values())).sum(0)
+
+    def roll(self, x: Tensor, states: int, start: int = 0) -> Iterator[tuple[Tensor, Observation]]:
+        """The model's own steps from x, the first of which is step ``start``: x itself and the
+        states that follow, each with a look at it."""
+        for t in range(start, start + states):
+            self.commit(x)
+            look = self.look(x, t)
+            yield x, look
+            x = x + look.update

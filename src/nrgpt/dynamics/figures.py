@@ -14,7 +14,7 @@ import numpy as np
 
 from ..data.tokenizer import Tokenizer
 from ..model.network import IGNORED_TARGET
-from .trajectory import Trajectory
+from .trajectory import Trajectory, energy_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,24 +22,20 @@ if TYPE_CHECKING:
 
 Label = Callable[[int], str]
 
-TITLES = {
-    "total": "energy $E_A$",
-    "attention": r"attention $E^{\mathrm{AT}}_A$",
-    "feedforward": r"feed-forward $E^{\mathrm{FF}}_A$",
-    "size": r"size of the state $\|x_A\|$",
-    "move": r"movement $\|\Delta g_A\|$",
-}
-READOUTS = {"right": "Blues", "wrong": "Oranges", "no target": "Greys"}
+COLOURS = {"right": "Blues", "wrong": "Oranges", "no target": "Greys"}
+"""Colour maps of what the model would say."""
 DEEPEST = 0.85
-"""How far up a colour map probability 1 goes: text stays readable on it."""
+"""How far up a colour map probability 1 goes, so that text on it stays readable."""
 BAND = 32
-"""Tokens beside one another in the readout figure; further ones go below."""
+"""Tokens side by side in the readout figure; further ones go into bands below."""
 ROWS = 26
-"""States below one another in the readout figure; of more, only so many are shown."""
+"""States in a band of the readout figure; of more, only so many are shown."""
+AS_TRAINED: dict[str, Any] = {"color": "black", "linestyle": ":", "linewidth": 1.2}
+"""The line at the trained number of steps."""
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    """Without pyplot: nobody's backend changes, and no figure stays open."""
+    """Without pyplot, which would set a backend and keep figures open."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -52,14 +48,14 @@ def save(figure: "Figure", path: Path, formats: Sequence[str] = ("png", "pdf")) 
     path.parent.mkdir(parents=True, exist_ok=True)
     files = [path.with_suffix(f".{ending}") for ending in formats]
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from")  # a text may hold anything
+        warnings.filterwarnings("ignore", "Glyph .* missing from")  # texts may hold any character
         for file in files:
             figure.savefig(file, dpi=130)
     return files
 
 
 def write_figures(seen: Trajectory, folder: Path, label: Label = str) -> list[Path]:
-    """All figures that this trajectory has, as PNG and PDF; returns the files."""
+    """Write all figures that the trajectory has data for, as PNG and PDF; returns the files."""
     figures = {"energies": energy_figure(seen)}
     if seen.top_tokens is not None:
         figures["readout"] = readout_figure(seen, label)
@@ -69,12 +65,12 @@ def write_figures(seen: Trajectory, folder: Path, label: Label = str) -> list[Pa
 
 
 def token_label(tokenizer: Tokenizer) -> Label:
-    """Texts by number; a model may have more tokens than its tokenizer, to round their number."""
+    """Texts by number. A model may have more tokens than its tokenizer: these are called #n."""
     return lambda n: tokenizer.decode([n]) if n < tokenizer.vocab_size else f"#{n}"
 
 
 def visible(text: str, length: int = 8) -> str:
-    """A token's text, its white space made visible, and cut where it is long."""
+    """A token's text with its white space made visible, cut if it is long."""
     body = text.lstrip(" ")
     shown = "␣" * (len(text) - len(body)) + body
     shown = shown.translate({10: "↵", 13: "↵", 9: "⇥"})
@@ -82,84 +78,77 @@ def visible(text: str, length: int = 8) -> str:
     return shown if len(shown) <= length else shown[: length - 1] + "…"
 
 
+def energy_title(term: str) -> str:
+    return energy_name(term).replace("$", r"\$")
+
+
 def energy_figure(seen: Trajectory, *, sample: int = 0, tokens: int = 64) -> "Figure":
-    """Energies of the first ``tokens`` tokens over the steps, as the paper shows them, and ||x||
-    beside them. Where there are no energies: ||x||, and how far g moves."""
-    panels = {**seen.energies, "size": seen.size}
+    """Energies of the first ``tokens`` tokens over the steps, as in the paper, and ||x|| beside
+    them. Without energies: ||x||, and how far g moves."""
+    panels = {energy_title(term): energy for term, energy in seen.energies.items()}
+    panels[r"size of the state $\|x_A\|$"] = seen.size
     if not seen.energies:
-        panels["move"] = seen.move
+        panels[r"movement $\|\Delta g_A\|$"] = seen.move
     figure = new_figure(3.4 * len(panels) + 0.7, 3.5)
+    from matplotlib.collections import LineCollection
+    from matplotlib.ticker import MaxNLocator
+
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
-    for axis, (name, values) in zip(axes, panels.items(), strict=True):
-        lines = draw_curves(axis, values[:, sample, :tokens].double().numpy(), seen.steps)
-        axis.axvline(seen.trained_steps, color="black", linestyle=":", linewidth=1.2)
-        axis.set_title(TITLES.get(name, name.replace("$", r"\$")), fontsize=11)
+    for axis, (title, values) in zip(axes, panels.items(), strict=True):
+        curves = values[:, sample, :tokens].double().numpy()
+        t = np.arange(seen.steps + 1 - len(curves), seen.steps + 1)
+        points = [np.column_stack([t, curve]) for curve in curves.T]
+        position = np.arange(len(points))
+        lines = LineCollection(points, array=position, cmap="viridis", linewidths=1, alpha=0.7)
+        axis.add_collection(lines)
+        axis.plot(t, curves.mean(1), color="black", linewidth=2, label="mean")
+        axis.autoscale_view()
+        axis.axvline(seen.trained_steps, **AS_TRAINED)
+        axis.grid(alpha=0.25)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+        axis.set_title(title, fontsize=11)
         axis.set_xlabel("step $t$ (dotted: as trained)")
     axes[0].legend(loc="best", frameon=False, fontsize=9)
     figure.colorbar(lines, ax=axes, label="position $A$", pad=0.01, aspect=30)
     return figure
 
 
-def draw_curves(axis: "Axes", curves: np.ndarray, last: int) -> Any:
-    """One curve for each column, up to step ``last``, and their mean; returns what has colours."""
-    from matplotlib.collections import LineCollection
-    from matplotlib.ticker import MaxNLocator
-
-    t = np.arange(last + 1 - len(curves), last + 1)
-    lines = LineCollection(
-        [np.column_stack([t, curve]) for curve in curves.T],
-        array=np.arange(curves.shape[1]),
-        cmap="viridis",
-        linewidths=1,
-        alpha=0.7,
-    )
-    axis.add_collection(lines)
-    axis.plot(t, curves.mean(1), color="black", linewidth=2, label="mean")
-    axis.autoscale_view()
-    axis.grid(alpha=0.25)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.xaxis.set_major_locator(MaxNLocator(8, integer=True))
-    return lines
-
-
 def heatmap_figure(
     seen: Trajectory, label: Label = str, *, term: str = "total", sample: int = 0, tokens: int = 64
 ) -> "Figure":
-    """By how much each step changes each token's energy. The colours are linear near zero and
-    logarithmic further out, so that late small changes show beside early large ones."""
+    """How much each step changes each token's energy. The colours are linear near zero and
+    logarithmic further out, so that small late changes show beside large early ones."""
     if term not in seen.energies:
         there = ", ".join(seen.energies) or "none: it was made with energies=False"
         raise ValueError(f"term = {term!r}: the energies of this trajectory are {there}")
-    figure = new_figure(1, 1)  # says that matplotlib is missing, if it is
+    change = np.diff(seen.energies[term][:, sample, :tokens].double().numpy(), axis=0)
+    steps, count = change.shape
+    figure = new_figure(max(6.0, 0.19 * count + 2.2), min(8.0, 0.22 * steps + 1.6))
     from matplotlib.colors import AsinhNorm
     from matplotlib.ticker import MaxNLocator
 
-    change = np.diff(seen.energies[term][:, sample, :tokens].double().numpy(), axis=0)
-    steps, count = change.shape
-    figure.set_size_inches(max(6.0, 0.19 * count + 2.2), min(8.0, 0.22 * steps + 1.6))
     axis = figure.subplots()
     largest = float(np.nanmax(np.abs(change), initial=0.0)) or 1.0
     norm = AsinhNorm(largest / 30, vmin=-largest, vmax=largest)
-    image = axis.pcolormesh(
-        np.arange(count + 1) - 0.5, np.arange(steps + 1), change, norm=norm, cmap="RdBu_r"
-    )
+    edges = np.arange(count + 1) - 0.5, np.arange(steps + 1)
+    image = axis.pcolormesh(*edges, change, norm=norm, cmap="RdBu_r")
     if seen.trained_steps < steps:
-        axis.axhline(seen.trained_steps, color="black", linestyle=":", linewidth=1.5)
+        axis.axhline(seen.trained_steps, **AS_TRAINED)
     axis.invert_yaxis()
     axis.yaxis.set_major_locator(MaxNLocator(10, integer=True))
     axis.set_ylabel("step $t$ (dotted: as trained)")
     write_tokens(axis, [label(token) for token in seen.idx[sample, :tokens].tolist()], rotation=90)
-    name = TITLES.get(term, term.replace("$", r"\$"))
-    axis.set_title(f"change of {name} in each step, token by token", fontsize=11)
+    axis.set_title(f"change of {energy_title(term)} in each step, token by token", fontsize=11)
     ticks = [largest * share for share in (-1, -0.3, -0.1, -0.03, 0, 0.03, 0.1, 0.3, 1)]
     bar = figure.colorbar(image, ax=axis, label="falls (blue), rises (red)", pad=0.01)
-    bar.set_ticks(ticks, labels=[f"{tick:.2g}" for tick in ticks], minor=False, fontsize=8)
-    bar.ax.yaxis.set_ticks([], minor=True)
+    bar.set_ticks(ticks, labels=[f"{tick:.2g}" for tick in ticks], fontsize=8)
+    bar.minorticks_off()
     return figure
 
 
 def write_tokens(axis: "Axes", texts: Sequence[str], *, rotation: float = 0) -> None:
-    """Tokens along the x axis, as they are: a $ is no mathematics."""
+    """Tokens along the x axis, taken literally: a $ does not begin a formula."""
     shown = [visible(text) for text in texts]
     axis.set_xticks(np.arange(len(shown)), shown, rotation=rotation)
     for tick, token in zip(axis.xaxis.get_major_ticks(), shown, strict=True):
@@ -170,7 +159,7 @@ def write_tokens(axis: "Axes", texts: Sequence[str], *, rotation: float = 0) -> 
 
 
 def fitting(text: str) -> float:
-    """The font size at which a token stays within its column of the readout figure."""
+    """The font size at which a token fits into its column of the readout figure."""
     return min(8.0, 42 / max(1, len(text)))
 
 
@@ -178,37 +167,44 @@ def readout_figure(
     seen: Trajectory, label: Label = str, *, sample: int = 0, tokens: int = 64
 ) -> "Figure":
     """What the model would say after each token if it stopped at each step: the likeliest next
-    token, in a deeper colour the likelier it is; blue where it is right, orange where it is not."""
-    figure = new_figure(1, 1)
+    token, darker the likelier it is, in blue where it is right and in orange where it is wrong."""
     count = min(tokens, seen.idx.shape[1])
     states = shown_states(seen)
     bands = [range(start, min(start + BAND, count)) for start in range(0, count, BAND)]
     width, height = 0.4 * min(count, BAND) + 2.4, len(bands) * (0.2 * len(states) + 1.1)
-    figure.set_size_inches(width, height)
-    # A last band that is shorter keeps the width of its cells: its axis is only partly filled.
+    figure = new_figure(width, height)
+    from matplotlib import colormaps
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import ListedColormap
+
     axes = list(figure.subplots(len(bands), 1, squeeze=False)[:, 0])
     kinds: set[str] = set()
     for axis, band in zip(axes, bands, strict=True):
-        kinds |= draw_readouts(axis, seen, label, sample, states, band)
-        axis.set_xlim(-0.5, min(count, BAND) - 0.5)
-    figure.suptitle("the likeliest next token, read out after each step", fontsize=11)
-    add_scales(figure, axes, [kind for kind in READOUTS if kind in kinds])
+        kinds |= draw_band(axis, seen, label, sample, states, slice(band.start, band.stop))
+        axis.set_xlim(-0.5, min(count, BAND) - 0.5)  # cells are equally wide in a shorter band
+    figure.suptitle("the likeliest next token after each step", fontsize=11)
+    for kind, colourmap in COLOURS.items():
+        if kind in kinds:
+            shades = ListedColormap(colormaps[colourmap](np.linspace(0, DEEPEST, 256)))
+            scale = ScalarMappable(cmap=shades)
+            bar = figure.colorbar(scale, ax=axes, pad=0.01, fraction=0.02, aspect=6 * height)
+            bar.set_label(f"probability ({kind})", fontsize=8)
+            bar.ax.tick_params(labelsize=7)
     return figure
 
 
 def shown_states(seen: Trajectory) -> list[int]:
-    """All states, or an even choice among them with the first, the trained and the last one."""
+    """All states, or evenly spaced ones, with the first, the trained and the last among them."""
     chosen = set(np.linspace(0, seen.steps, min(ROWS, seen.steps + 1)).round().astype(int).tolist())
     return sorted(chosen | {min(seen.trained_steps, seen.steps)})
 
 
-def draw_readouts(
-    axis: "Axes", seen: Trajectory, label: Label, sample: int, states: list[int], band: range
+def draw_band(
+    axis: "Axes", seen: Trajectory, label: Label, sample: int, states: list[int], part: slice
 ) -> set[str]:
-    """One band of tokens; returns the kinds of readout in it."""
+    """One band of tokens; returns which of COLOURS are in it."""
     from matplotlib import colormaps
 
-    part = slice(band.start, band.stop)
     said = seen.argmax[states, sample, part].numpy()
     p = seen.said()[1][states, sample, part, 0].double().numpy()
     kinds = np.full(said.shape, "no target", dtype=object)
@@ -217,13 +213,13 @@ def draw_readouts(
         kinds[:, targets != IGNORED_TARGET] = "wrong"
         kinds[said == targets] = "right"
     colours = np.empty((*said.shape, 4))
-    for kind, colourmap in READOUTS.items():
+    for kind, colourmap in COLOURS.items():
         colours[kinds == kind] = colormaps[colourmap](DEEPEST * p[kinds == kind])
     axis.imshow(colours, aspect="auto", interpolation="nearest")
     for (row, column), token in np.ndenumerate(said):
         text, colour = visible(label(int(token))), "white" if p[row, column] > 0.7 else "black"
-        cell: dict[str, Any] = {"ha": "center", "va": "center_baseline", "parse_math": False}
-        axis.text(column, row, text, fontsize=fitting(text), color=colour, **cell)
+        cell = axis.text(column, row, text, ha="center", va="center_baseline", color=colour)
+        cell.set(fontsize=fitting(text), parse_math=False)
     rows = axis.set_yticks(np.arange(len(states)), [str(t) for t in states], fontsize=8)
     for t, tick in zip(states, rows, strict=True):
         tick.label1.set_fontweight("bold" if t == seen.trained_steps else "normal")
@@ -232,18 +228,3 @@ def draw_readouts(
     axis.tick_params(axis="both", length=0, top=True, labeltop=True, labelbottom=False)
     axis.spines[:].set_visible(False)
     return set(kinds.flat)
-
-
-def add_scales(figure: "Figure", axes: "list[Axes]", kinds: Sequence[str]) -> None:
-    """A colour bar for each kind of readout."""
-    from matplotlib import colormaps
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import ListedColormap
-
-    for kind in kinds:
-        shades = colormaps[READOUTS[kind]](np.linspace(0, DEEPEST, 256))
-        colours = ScalarMappable(cmap=ListedColormap(shades))
-        slim = 6 * figure.get_figheight()
-        bar = figure.colorbar(colours, ax=axes, pad=0.01, fraction=0.02, aspect=slim)
-        bar.set_label(f"probability ({kind})", fontsize=8)
-        bar.ax.tick_params(labelsize=7)

@@ -1,8 +1,9 @@
 """The landscape itself: minima, saddles and their curvature.
 
-All of it works on a function ``f`` of a batch of points, (points, D) -> (points,), on a surface:
-``Flat`` space, or the ``Sphere`` that a norm defines (E depends on a token through its normalised
-state u alone, and ||u||^2 = D). ``TokenLandscape`` is the function of one token with a frozen past.
+Everything here works on a function ``f`` of a batch of points, (points, D) -> (points,), on a
+surface: ``Flat`` space, or the ``Sphere`` of a norm (E depends on a token only through its
+normalised state u, and ||u||^2 = D). ``TokenLandscape`` is this function for one token with a
+frozen past.
 """
 
 import math
@@ -25,11 +26,11 @@ class Flat:
     """All of R^D."""
 
     def retract(self, u: Tensor) -> Tensor:
-        """The point of the surface that u stands for."""
+        """The point of the surface nearest to u."""
         return u
 
     def tangent(self, u: Tensor, v: Tensor) -> Tensor:
-        """The part of v that leads along the surface at u."""
+        """The part of v along the surface at u."""
         return v
 
     def curve(self, u: Tensor, gradient: Tensor, v: Tensor) -> Tensor:
@@ -37,11 +38,11 @@ class Flat:
         return torch.zeros_like(v)
 
     def walk(self, u: Tensor, v: Tensor) -> Tensor:
-        """Where one comes to from u by going straight along v, as far as v is long."""
+        """The point reached from u by going straight along v, as far as v is long."""
         return u + v
 
     def heading(self, u: Tensor, other: Tensor) -> Tensor:
-        """Which way, and how far, the other points are from u: walk(u, heading(u, o)) is o."""
+        """The direction and distance from u to other points: walk(u, heading(u, o)) is o."""
         return other - u
 
 
@@ -55,23 +56,27 @@ class Sphere(Flat):
     def centre(self, v: Tensor) -> Tensor:
         return v - v.mean(-1, keepdim=True) if self.centred else v
 
+    def along(self, u: Tensor, v: Tensor) -> Tensor:
+        """How much of v points along u, as a multiple of u."""
+        return (u * v).sum(-1, keepdim=True) / self.radius**2
+
     def retract(self, u: Tensor) -> Tensor:
         u = self.centre(u)
         return self.radius * u / u.norm(dim=-1, keepdim=True)
 
     def tangent(self, u: Tensor, v: Tensor) -> Tensor:
         v = self.centre(v)
-        return v - u * (u * v).sum(-1, keepdim=True) / self.radius**2
+        return v - u * self.along(u, v)
 
     def curve(self, u: Tensor, gradient: Tensor, v: Tensor) -> Tensor:
-        return v * (u * gradient).sum(-1, keepdim=True) / self.radius**2
+        return v * self.along(u, gradient)
 
     def walk(self, u: Tensor, v: Tensor) -> Tensor:
         angle = v.norm(dim=-1, keepdim=True) / self.radius
         return angle.cos() * u + torch.sinc(angle / math.pi) * v  # sin(angle) / angle
 
     def heading(self, u: Tensor, other: Tensor) -> Tensor:
-        along = (u * other).sum(-1, keepdim=True) / self.radius**2
+        along = self.along(u, other)
         across = other - along * u
         size = across.norm(dim=-1, keepdim=True)
         angle = torch.atan2(size, self.radius * along)
@@ -79,7 +84,7 @@ class Sphere(Flat):
 
 
 class TokenLandscape:
-    """E of one token as a function of its normalised state, all other tokens held where they are.
+    """E of one token as a function of its normalised state, with all other tokens held still.
 
     >>> import nrgpt, torch
     >>> from nrgpt.dynamics.landscape import TokenLandscape, minimise
@@ -102,22 +107,18 @@ class TokenLandscape:
     ):
         check(idx.shape[0] == 1, "idx", tuple(idx.shape), "one text, of shape (1, tokens)")
         check(0 <= token < idx.shape[1], "token", token, f"in 0 .. {idx.shape[1] - 1}")
-        self.token = token
+        self.token, norm = token, model.energy_block.norm
         with torch.no_grad():
-            self.states = torch.stack(
-                list(model.states(idx, steps=steps, extra=extra, dropout=False))
-            )[:, 0]
-            # Many points are many tokens at one place of one text: its keys are read once.
-            past = self.states[-1].unsqueeze(0)
-            self.field = Field(model, *idx.shape, extra=extra, past=past)
-        self.norm = model.energy_block.norm
-        D = model.cfg.width
-        self.surface: Flat = Flat()
-        if not isinstance(self.norm, NoNorm):
-            self.surface = Sphere(D**0.5, centred=isinstance(self.norm, LayerNorm))
+            states = list(model.states(idx, steps=steps, extra=extra, dropout=False))
+            self.field = Field(model, *idx.shape, extra=extra, past=states[-1])
+        self.states = torch.cat(states)
+        self.surface = Flat()
+        if not isinstance(norm, NoNorm):
+            self.surface = Sphere(model.cfg.width**0.5, centred=isinstance(norm, LayerNorm))
 
     def __call__(self, u: Tensor) -> Tensor:
         """Energies of the points u, (points, D)."""
+        # As many tokens at the same position of one text, whose keys are read once.
         self.field.aim(torch.full((1, len(u)), self.token, device=u.device))
         return self.field.energy(u.unsqueeze(0))[0]
 
@@ -126,8 +127,7 @@ class TokenLandscape:
         return self.surface.retract(self.states[:, self.token])
 
     def random_points(self, count: int, generator: torch.Generator | None = None) -> Tensor:
-        like = self.states[0, 0]
-        u = torch.empty(count, like.shape[0], dtype=like.dtype, device=like.device)
+        u = self.states.new_empty(count, self.states.shape[-1])
         return self.surface.retract(u.normal_(generator=generator))
 
 
@@ -143,9 +143,10 @@ class Minima:
     """(points, D)"""
     energy: Tensor
     slope: Tensor
-    """Norm of the gradient along the surface that is left."""
+    """Norm of the remaining gradient along the surface."""
 
 
+@torch.no_grad()
 def minimise(
     f: Function,
     surface: Flat,
@@ -155,23 +156,22 @@ def minimise(
     tolerance: float = 1e-6,
     rate: float = 1.0,
 ) -> Minima:
-    """Descend from each point: steps along the gradient that grow where they succeed and shrink
-    where they would raise f, until every slope is below the tolerance."""
+    """Descend from each point until every slope is below the tolerance. Steps follow the gradient;
+    they grow where f falls and shrink where it would rise."""
     u = surface.retract(start.detach())
-    with torch.no_grad():
-        energy = f(u)
-        size = torch.full_like(energy, rate)
-        for _ in range(iterations):
-            slope = gradient(f, surface, u)
-            if bool((slope.norm(dim=-1) <= tolerance).all()):
-                break
-            tried = surface.retract(u - size[:, None] * slope)
-            value = f(tried)
-            falls = value <= energy - 1e-4 * size * slope.square().sum(-1)
-            u = torch.where(falls[:, None], tried, u)
-            energy = torch.where(falls, value, energy)
-            size = torch.where(falls, 1.5 * size, 0.3 * size)
-        return Minima(start, u, energy, gradient(f, surface, u).norm(dim=-1))
+    energy = f(u)
+    size = torch.full_like(energy, rate)
+    for _ in range(iterations):
+        slope = gradient(f, surface, u)
+        if bool((slope.norm(dim=-1) <= tolerance).all()):
+            break
+        tried = surface.retract(u - size[:, None] * slope)
+        value = f(tried)
+        falls = value <= energy - 1e-4 * size * slope.square().sum(-1)
+        u = torch.where(falls[:, None], tried, u)
+        energy = torch.where(falls, value, energy)
+        size = torch.where(falls, 1.5 * size, 0.3 * size)
+    return Minima(start, u, energy, gradient(f, surface, u).norm(dim=-1))
 
 
 def hessian_product(f: Function, surface: Flat, u: Tensor, v: Tensor) -> Tensor:
@@ -189,34 +189,29 @@ def lowest_curvatures(
     f: Function, surface: Flat, u: Tensor, count: int = 3, *, iterations: int = 60
 ) -> tuple[Tensor, Tensor]:
     """The smallest eigenvalues of the Hessian along the surface at u (D,), and their directions
-    (count, D), by Lanczos with full orthogonalisation. None below zero: u, if its slope is zero, is
-    a minimum; k of them: a saddle of index k."""
-    basis: list[Tensor] = []
+    (count, D), by Lanczos with full orthogonalisation. A point of zero slope is a minimum if none
+    is below zero, and a saddle of index k if k are."""
     v = surface.tangent(u, torch.randn_like(u))
-    v = v / v.norm()
+    basis: list[Tensor] = []
     alphas: list[Tensor] = []
-    betas: list[Tensor] = []
+    betas = [v.norm()]
     for _ in range(iterations):
-        basis.append(v)
-        w = hessian_product(f, surface, u, v)
-        alphas.append(w @ v)
+        basis.append(v / betas[-1])
+        w = hessian_product(f, surface, u, basis[-1])
+        alphas.append(w @ basis[-1])
         for _ in range(2):  # once is not enough in finite precision
             for b in basis:
                 w = w - (w @ b) * b
-        w = surface.tangent(u, w)
-        size = w.norm()
-        if size < 1e-10 * max(1.0, float(alphas[0].abs())):
+        v = surface.tangent(u, w)
+        betas.append(v.norm())
+        if betas[-1] < 1e-10 * max(1.0, float(alphas[0].abs())):
             break
-        betas.append(size)
-        v = w / size
-    k = len(alphas)
     T = torch.diag(torch.stack(alphas))
-    if k > 1:
-        off = torch.stack(betas[: k - 1])
+    if len(alphas) > 1:
+        off = torch.stack(betas[1 : len(alphas)])
         T = T + torch.diag(off, 1) + torch.diag(off, -1)
     values, vectors = torch.linalg.eigh(T)
-    directions = vectors[:, :count].T @ torch.stack(basis)
-    return values[:count], directions
+    return values[:count], vectors[:, :count].T @ torch.stack(basis)
 
 
 @torch.no_grad()
@@ -231,9 +226,10 @@ def saddle(
     rate: float = 0.1,
 ) -> tuple[Tensor, Tensor]:
     """From start (D,), up along the ``index`` lowest curvatures and down along all others. Returns
-    the point and the smallest curvatures there, of which ``index`` are below zero if it arrived."""
+    the point reached and the smallest curvatures there; at a saddle ``index`` of them are below
+    zero."""
     check(index >= 1, "index", index, "at least 1")
-    u = surface.retract(start.detach()[None])[0]
+    u = surface.retract(start.detach())
     for _ in range(iterations):
         slope = gradient(f, surface, u[None])[0]
         if slope.norm() <= tolerance:
@@ -241,7 +237,6 @@ def saddle(
         values, up = lowest_curvatures(f, surface, u, index)
         along = up @ slope
         # Newton's length along the known curvatures, a plain step along the rest.
-        rest = slope - along @ up
-        u = u + (along / values.abs().clamp(min=1e-3)).clamp(-1, 1) @ up - rate * rest
-        u = surface.retract(u[None])[0]
+        newton = (along / values.abs().clamp(min=1e-3)).clamp(-1, 1) @ up
+        u = surface.retract(u + newton - rate * (slope - along @ up))
     return u, lowest_curvatures(f, surface, u, index + 1)[0]

@@ -1,6 +1,6 @@
-"""Does the energy mean anything? What a token's energy, force and way say of its loss, and whether
-they tell a text that the model knows from one that it does not, beside the plain signals that any
-language model has."""
+"""Does the energy mean anything? What a token's energy, force and path say about its loss, and
+whether they tell familiar texts from strange ones, compared with the signals that any language
+model has."""
 
 from dataclasses import dataclass
 
@@ -9,12 +9,13 @@ from torch import Tensor
 
 from ..check import check
 from ..model.network import Network
-from .trajectory import trajectory
+from .trajectory import energy_name, trajectory
 
 
 def signals(model: Network, idx: Tensor, *, steps: int | None = None) -> dict[str, Tensor]:
     """Numbers for each token, (batch, tokens), none of which knows the next token. The last two,
-    the readout's entropy and minus its largest log-probability, need no energy: the yardstick.
+    the entropy of what the model says and minus its largest log-probability, need no energy: the
+    others are to be compared with them.
 
     >>> import nrgpt, torch
     >>> from nrgpt.dynamics.meaning import signals
@@ -28,9 +29,7 @@ def signals(model: Network, idx: Tensor, *, steps: int | None = None) -> dict[st
     assert seen.entropy is not None
     total = seen.energies["total"]
     return {
-        "energy": total[-1],
-        "attention energy": seen.energies["attention"][-1],
-        "feed-forward energy": seen.energies["feedforward"][-1],
+        **{energy_name(term): energy[-1] for term, energy in seen.energies.items()},
         "energy lost": total[0] - total[-1],
         "last change of energy": (total[-1] - total[-2]).abs(),
         "force": seen.force[-1],
@@ -46,18 +45,17 @@ def signals(model: Network, idx: Tensor, *, steps: int | None = None) -> dict[st
 class Correlation:
     signal: str
     rank: float
-    """Spearman's, with the token's loss."""
+    """Spearman's rank correlation with the token's loss."""
 
 
 def correlations(
     model: Network, idx: Tensor, targets: Tensor, *, steps: int | None = None
 ) -> list[Correlation]:
-    """Of each signal with the loss, the strongest first."""
-    with torch.no_grad():
-        logits, _ = model(idx, steps=steps)
-        loss = torch.nn.functional.cross_entropy(logits.float().mT, targets, reduction="none").cpu()
+    """The correlation of each signal with the loss, the strongest first."""
+    loss = trajectory(model, idx, targets, steps, energies=False).loss
+    assert loss is not None
     found = [
-        Correlation(name, rank_correlation(value.flatten(), loss.flatten()))
+        Correlation(name, rank_correlation(value.flatten(), loss[-1].flatten()))
         for name, value in signals(model, idx, steps=steps).items()
     ]
     return sorted(found, key=lambda c: -abs(c.rank))
@@ -67,14 +65,14 @@ def correlations(
 class Detection:
     signal: str
     auroc: float
-    """Probability that a strange text has more of it than a familiar one; 0.5 is no use, and below
-    that it is less that gives it away."""
+    """The probability that the signal of a strange text is above that of a familiar one. At 0.5 it
+    tells nothing; below, strange texts have less of it."""
 
 
 def detection(
     model: Network, familiar: Tensor, strange: Tensor, *, steps: int | None = None
 ) -> list[Detection]:
-    """How well each signal, averaged over a text, tells strange texts (batch, tokens) from familiar
+    """How well each signal's mean over a text tells strange texts (batch, tokens) from familiar
     ones; the best first, in either direction."""
     a, b = (signals(model, idx, steps=steps) for idx in (familiar, strange))
     found = [
@@ -84,7 +82,7 @@ def detection(
 
 
 def corrupted(idx: Tensor, share: float, vocab_size: int, generator: torch.Generator) -> Tensor:
-    """The same texts with a share of their tokens drawn anew."""
+    """The same texts with a share of their tokens replaced by random ones."""
     check(0 <= share <= 1, "share", share, "in [0, 1]")
     new = torch.randint(vocab_size, idx.shape, generator=generator)
     changed = torch.rand(idx.shape, generator=generator) < share
@@ -99,6 +97,7 @@ def auroc(*, strange: Tensor, familiar: Tensor) -> float:
 
 
 def rank_correlation(a: Tensor, b: Tensor) -> float:
+    """Spearman's."""
     ranks = torch.stack([average_ranks(a.double()), average_ranks(b.double())])
     return torch.corrcoef(ranks)[0, 1].item()
 

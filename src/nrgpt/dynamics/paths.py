@@ -1,4 +1,4 @@
-"""Between places of a landscape: paths of least energy, basins, escapes, slices."""
+"""Between points of a landscape: paths of least energy, basins, escapes, slices."""
 
 from dataclasses import dataclass
 
@@ -13,20 +13,21 @@ from .landscape import Flat, Function, gradient, minimise
 @dataclass(frozen=True)
 class Path:
     points: Tensor
-    """(images, D), from the first end to the other."""
+    """(images, D), from one end to the other."""
     energy: Tensor
 
     @property
     def barrier(self) -> float:
-        """How far the way from the first end goes up."""
+        """How far the path climbs from the first end."""
         return float(self.energy.max() - self.energy[0])
 
     @property
     def barrier_back(self) -> float:
-        """How far it goes up from the other end."""
+        """How far it climbs from the other end."""
         return float(self.energy.max() - self.energy[-1])
 
 
+@torch.no_grad()
 def least_energy_path(
     f: Function,
     surface: Flat,
@@ -37,22 +38,21 @@ def least_energy_path(
     iterations: int = 300,
     rate: float = 0.05,
 ) -> Path:
-    """Between two minima, by the string method: images descend, and are spread out evenly again."""
+    """Between two minima, by the string method: images descend and are spread out evenly again."""
     check(images >= 3, "images", images, "at least 3")
     t = torch.linspace(0, 1, images, dtype=start.dtype, device=start.device)[:, None]
     straight = (1 - t) * start + t * end
-    # Between opposite points of a sphere all ways are equally short: bend a little.
+    # Opposite points of a sphere have no shortest path between them: bend a little.
     bend = torch.randn(start.shape, generator=torch.Generator().manual_seed(0)).to(start)
     bend = 1e-2 * start.norm() * bend / bend.norm()
     points = surface.retract(straight + 4 * t * (1 - t) * bend)
+    for _ in range(iterations):
+        points[0], points[-1] = start, end
+        step = rate * gradient(f, surface, points)
+        step[0] = step[-1] = 0
+        points = spread(surface, surface.retract(points - step))
     points[0], points[-1] = start, end
-    with torch.no_grad():
-        for _ in range(iterations):
-            step = rate * gradient(f, surface, points)
-            step[0] = step[-1] = 0
-            points = spread(surface, surface.retract(points - step))
-            points[0], points[-1] = start, end
-        return Path(points, f(points))
+    return Path(points, f(points))
 
 
 def spread(surface: Flat, points: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ class Basins:
     """(basins, D), the lowest first."""
     energy: Tensor
     counts: Tensor
-    """How many of the starts each of them drew."""
+    """How many of the starts end in each."""
     of_start: Tensor
     """Which basin each start is in."""
 
@@ -79,15 +79,14 @@ class Basins:
 def basins(
     f: Function, surface: Flat, starts: Tensor, *, distance: float = 1e-2, iterations: int = 1_000
 ) -> Basins:
-    """Descend from many starts and see where they meet: minima closer than ``distance`` (as a share
-    of their size) are one."""
+    """Descend from many starts. Minima closer than ``distance``, as a share of their size, count as
+    one."""
     found = minimise(f, surface, starts, iterations=iterations)
     size = found.u.norm(dim=-1).mean()
     near = torch.cdist(found.u, found.u) < distance * size
-    order = found.energy.argsort()
     names = torch.full((len(starts),), -1)
     leaders: list[int] = []
-    for i in order.tolist():
+    for i in found.energy.argsort().tolist():
         if names[i] < 0:
             names[near[i].cpu() & (names < 0)] = len(leaders)
             leaders.append(i)
@@ -95,6 +94,7 @@ def basins(
     return Basins(found.u[leaders], found.energy[leaders], counts, names)
 
 
+@torch.no_grad()
 def escape_times(
     f: Function,
     surface: Flat,
@@ -113,28 +113,26 @@ def escape_times(
     check(temperature >= 0, "temperature", temperature, "at least 0")
     u = minimum.expand(walkers, -1).clone()
     times = torch.full((walkers,), float("inf"))
-    with torch.no_grad():
-        for step in track(range(1, steps + 1), "escapes", transient=True):
-            noise = torch.empty_like(u).normal_(generator=generator)
-            move = -rate * gradient(f, surface, u)
-            move = move + (2 * rate * temperature) ** 0.5 * surface.tangent(u, noise)
-            u = surface.retract(u + move)
-            if step % look_every == 0:
-                below = minimise(f, surface, u, iterations=300, tolerance=1e-4).u
-                away = (below - minimum).norm(dim=-1).cpu() > distance * float(minimum.norm() + 1)
-                times[away & times.isinf()] = step
-                if bool(times.isfinite().all()):
-                    break
+    for step in track(range(1, steps + 1), "escapes", transient=True):
+        noise = surface.tangent(u, torch.empty_like(u).normal_(generator=generator))
+        move = -rate * gradient(f, surface, u) + (2 * rate * temperature) ** 0.5 * noise
+        u = surface.retract(u + move)
+        if step % look_every == 0:
+            below = minimise(f, surface, u, iterations=300, tolerance=1e-4).u
+            away = (below - minimum).norm(dim=-1).cpu() > distance * float(minimum.norm() + 1)
+            times[away & times.isinf()] = step
+            if bool(times.isfinite().all()):
+                break
     return times
 
 
 @dataclass(frozen=True)
 class Slice:
-    """Energies on a plane through a landscape. On a sphere it is a map as of the globe: straight
-    lines through the centre are great circles, and distances along them are right."""
+    """Energies on a plane through a landscape. On a sphere it is like a map of the globe: straight
+    lines through the centre are great circles, with true distances along them."""
 
     axis: Tensor
-    """Coordinates along either direction."""
+    """Coordinates along each direction."""
     energy: Tensor
     """[along the second direction, along the first]"""
     centre: Tensor
@@ -142,10 +140,11 @@ class Slice:
     surface: Flat
 
     def place(self, u: Tensor) -> Tensor:
-        """Coordinates of points in the plane, (points, 2); what does not lie in it is projected."""
+        """Coordinates of points in the plane, (points, 2); others are projected onto it."""
         return self.surface.heading(self.centre, u) @ self.directions.T
 
 
+@torch.no_grad()
 def plane(
     f: Function,
     surface: Flat,
@@ -156,7 +155,7 @@ def plane(
     extent: float,
     count: int = 41,
 ) -> Slice:
-    """The plane at ``centre`` (D,) along two directions, made orthonormal."""
+    """The plane at ``centre`` (D,) along two directions, which are made orthonormal."""
     first = surface.tangent(centre, first)
     first = first / first.norm()
     second = surface.tangent(centre, second)
@@ -166,6 +165,5 @@ def plane(
     axis = torch.linspace(-extent, extent, count, dtype=centre.dtype, device=centre.device)
     across, along = torch.meshgrid(axis, axis, indexing="ij")
     steps = torch.stack([along, across], -1).flatten(0, 1) @ directions
-    with torch.no_grad():
-        energy = f(surface.walk(centre, steps)).unflatten(0, (count, count))
+    energy = f(surface.walk(centre, steps)).unflatten(0, (count, count))
     return Slice(axis, energy, centre, directions, surface)

@@ -1,5 +1,5 @@
-"""Figures of what the tools of this package find: costs of stopping early, slices of landscapes,
-tokens coming to rest."""
+"""Figures of what the other tools find: the cost of stopping early, slices of landscapes, tokens
+that come to rest."""
 
 import itertools
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .adaptive import Cost
 from .convergence import Stability, Transients
-from .figures import new_figure
+from .figures import AS_TRAINED, new_figure
 from .paths import Path as EnergyPath
 from .paths import Slice
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def adaptive_figure(costs: Sequence[Cost]) -> "Figure":
-    """Loss against the mean number of steps; the first is that of all steps."""
+    """Loss against the mean number of steps; the first cost is that of all steps."""
     figure = new_figure(6, 4)
     axis = figure.subplots()
     full, *stopped = costs
@@ -30,10 +30,8 @@ def adaptive_figure(costs: Sequence[Cost]) -> "Figure":
     axis.axhline(full.loss, color="black", linestyle=":", label=f"all {full.mean_steps:g} steps")
     for cost in stopped:
         if cost.stop is not None:
-            place = (cost.mean_steps, cost.loss)
-            axis.annotate(
-                f"{cost.stop.tolerance:g}", place, textcoords="offset points", xytext=(4, 4)
-            )
+            name, place = f"{cost.stop.tolerance:g}", (cost.mean_steps, cost.loss)
+            axis.annotate(name, place, textcoords="offset points", xytext=(4, 4))
     axis.set(xlabel="mean steps of a token", ylabel="loss (nats)")
     axis.grid(alpha=0.3)
     axis.legend()
@@ -43,23 +41,22 @@ def adaptive_figure(costs: Sequence[Cost]) -> "Figure":
 def slice_figure(
     found: Slice, trajectory: Tensor | None = None, minima: Tensor | None = None
 ) -> "Figure":
-    """A plane of a landscape as a map, with a token's way and some minima drawn on it: where they
-    are in the plane, or where they project to."""
+    """A map of a plane through a landscape. A token's path and some minima can be drawn on it,
+    projected onto the plane if they are not in it."""
     figure = new_figure(6, 5)
     axis = figure.subplots()
-    at = found.axis.cpu().numpy()
-    energy = found.energy.cpu().numpy()
+    at, energy = found.axis.cpu().numpy(), found.energy.cpu().numpy()
     shades = axis.contourf(at, at, energy, levels=30, cmap="viridis")
     axis.contour(at, at, energy, levels=15, colors="black", linewidths=0.3, alpha=0.5)
     figure.colorbar(shades, label="energy")
     if minima is not None:
-        place = found.place(minima).cpu().numpy()
-        axis.plot(place[:, 0], place[:, 1], "*", color="orange", markersize=12, label="minima")
+        x, y = found.place(minima).T.cpu().numpy()
+        axis.plot(x, y, "*", color="orange", markersize=12, label="minima")
     if trajectory is not None:
-        way = found.place(trajectory).cpu().numpy()
-        axis.plot(way[:, 0], way[:, 1], "o-", color="white", markersize=3, label="the token's way")
-        axis.plot(*way[0], "o", color="white", markeredgecolor="black", label="its start")
-        axis.plot(*way[-1], "s", color="red", markeredgecolor="white", label="its end")
+        x, y = found.place(trajectory).T.cpu().numpy()
+        axis.plot(x, y, "o-", color="white", markersize=3, label="the token's path")
+        axis.plot(x[0], y[0], "o", color="white", markeredgecolor="black", label="its start")
+        axis.plot(x[-1], y[-1], "s", color="red", markeredgecolor="white", label="its end")
     if trajectory is not None or minima is not None:
         figure.legend(
             loc="outside upper center", fontsize=8, ncols=4, facecolor="lightgrey", framealpha=1
@@ -77,22 +74,21 @@ def path_figure(path: EnergyPath) -> "Figure":
     axis.plot([0.0, *lengths.tolist()], path.energy.cpu(), "o-", markersize=4)
     axis.axhline(float(path.energy.max()), color="black", linestyle=":", linewidth=1)
     axis.set(xlabel="distance along the path", ylabel="energy")
-    axis.set_title(
-        f"up {path.barrier:.3g} from the left, {path.barrier_back:.3g} from the right", fontsize=10
-    )
+    up = f"up {path.barrier:.3g} from the left, {path.barrier_back:.3g} from the right"
+    axis.set_title(up, fontsize=10)
     axis.grid(alpha=0.3)
     return figure
 
 
 def convergence_figure(found: Transients, pushed: Stability | None = None) -> "Figure":
-    """How far g still moves at each step, how many tokens are at rest, by position and, if it was
-    asked, what becomes of a push."""
-    figure = new_figure(5 * (2 if pushed is None else 3), 4)
-    moves, shares, *rest = figure.subplots(1, 2 if pushed is None else 3)
-    steps = range(1, found.steps + 1)
-    draw_quantiles(moves, steps, found.moves.flatten(1))
+    """How far g still moves at each step, what share of tokens is at rest, by position, and what
+    becomes of a push, if there was one."""
+    panels = 2 if pushed is None else 3
+    figure = new_figure(5 * panels, 4)
+    moves, shares, *rest = axes = figure.subplots(1, panels)
+    draw_quantiles(moves, range(1, found.steps + 1), found.moves.flatten(1))
     moves.axhline(found.tolerance, color="black", linestyle="--", label="at rest below")
-    moves.axvline(found.trained_steps, color="black", linestyle=":", label="as trained")
+    moves.axvline(found.trained_steps, **AS_TRAINED, label="as trained")
     moves.set(xlabel="step", ylabel=r"$\|\Delta g\| / \|g\|$", xscale="log", yscale="log")
     moves.set_title("how far tokens move", fontsize=10)
     draw_at_rest(shares, found)
@@ -101,18 +97,16 @@ def convergence_figure(found: Transients, pushed: Stability | None = None) -> "F
         draw_quantiles(axis, range(pushed.steps + 1), pushed.distances.flatten(1))
         axis.set(xlabel="steps after the push", ylabel="distance of $g$, relative")
         axis.set_ylim(bottom=0)
-        power = float(pushed.powers.median())
-        axis.set_title(
-            f"a push after {pushed.settled} steps falls as $t^{{{-power:.2f}}}$", fontsize=10
-        )
-    for axis in (moves, shares, *rest):
+        fall = f"falls as $t^{{{-float(pushed.powers.median()):.2f}}}$"
+        axis.set_title(f"a push after {pushed.settled} steps {fall}", fontsize=10)
+    for axis in axes:
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8)
     return figure
 
 
 def draw_at_rest(axis: "Axes", found: Transients) -> None:
-    """The share of tokens at rest, for ever longer stretches of positions."""
+    """The share of tokens at rest, for ever longer ranges of positions."""
     from matplotlib import colormaps
 
     stretches = doubling(found.moves.shape[2])
@@ -121,7 +115,7 @@ def draw_at_rest(axis: "Axes", found: Transients) -> None:
         first, last = positions.start + 1, positions.stop
         label = f"{first}" if first == last else f"{first} to {last}"
         axis.plot(range(found.steps + 1), found.at_rest(positions), color=colour, label=label)
-    axis.axvline(found.trained_steps, color="black", linestyle=":")
+    axis.axvline(found.trained_steps, **AS_TRAINED)
     axis.set(xlabel="step", ylabel="share of tokens at rest", ylim=(-0.02, 1.02))
     axis.set_title("at rest from that step on, by position", fontsize=10)
 
@@ -136,11 +130,10 @@ def doubling(count: int) -> list[range]:
 
 def draw_quantiles(axis: "Axes", t: Sequence[int], values: Tensor) -> None:
     """The median of each row, and bands that hold the middle half and the middle 90 %."""
-    # A logarithmic axis has no room for zero.
+    # A logarithmic axis has no place for zero.
     values = values.double().clamp(min=torch.finfo(torch.float64).tiny)
-    low, lower, middle, higher, high = torch.stack(
-        [torch.from_numpy(np.nanquantile(values, q, axis=1)) for q in (0.05, 0.25, 0.5, 0.75, 0.95)]
-    )
+    quantiles = np.nanquantile(values, (0.05, 0.25, 0.5, 0.75, 0.95), axis=1)
+    low, lower, middle, higher, high = quantiles
     axis.fill_between(t, low, high, color="C0", alpha=0.15, label="90 % of tokens")
     axis.fill_between(t, lower, higher, color="C0", alpha=0.3, label="half of them")
     axis.plot(t, middle, color="C0", label="median")

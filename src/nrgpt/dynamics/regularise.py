@@ -1,8 +1,8 @@
 """Energy terms to add at inference: model(idx, extra={"name": term}), generate(..., extra=...).
 
-They act on g, and through it on what the model would say. None of them is trained with the model;
-each has a weight, and costs something in loss: measure it. The weight is a number, or a function of
-the inference step (nrgpt.dynamics.schedules).
+They act on g, and through it on what the model says. They are not trained with the model; each has
+a weight, and costs something in loss: measure it. The weight is a number, or a function of the
+inference step (nrgpt.dynamics.schedules).
 """
 
 from collections.abc import Sequence
@@ -26,9 +26,13 @@ class Regulariser(EnergyTerm):
     >>> from nrgpt.dynamics.regularise import Toward
     >>> from nrgpt.dynamics.schedules import linear
     >>> model = nrgpt.LanguageModel(nrgpt.ModelConfig(vocab_size=9, context=8, width=16, heads=2))
+    >>> logits, _ = model(torch.randint(9, (2, 8)), extra={"pull": Toward(torch.randn(16), 0.5)})
     >>> extra = {"pull": Toward(torch.randn(16), linear(0, 1, model.cfg.steps))}
     >>> new = model.generate([[1, 2, 3]], max_new_tokens=4, extra=extra)
     """
+
+    is_linear = False
+    """In g, and so concave."""
 
     def __init__(self, weight: float | Schedule, least: float = float("-inf")):
         super().__init__()
@@ -41,45 +45,36 @@ class Regulariser(EnergyTerm):
             return self.weight
         if past.t is None:
             raise ValueError(
-                f"the weight of {type(self).__name__} depends on the inference step, and outside "
-                "of a forward pass there is none"
+                f"the weight of {type(self).__name__} depends on the inference step, and there is "
+                "none outside of a forward pass; use a number as its weight"
             )
         value = self.weight(past.t)
         check(value >= self.least, f"weight({past.t})", value, f"at least {self.least:g}")
         return value
 
-    def settled(self, finding: Finding) -> Finding:
-        """What a term guarantees, unless its energy is another one at each step."""
+    def guarantee(self) -> Finding:
+        name = type(self).__name__
         if callable(self.weight):
             why = "its weight, and so the energy, changes from step to step"
-            return Finding(finding.part, Guarantee.NONE, why)
-        return finding
-
-    def guarantee(self) -> Finding:
-        return self.settled(super().guarantee())
+            return Finding(name, Guarantee.NONE, why)
+        if self.is_linear:
+            return Finding(name, Guarantee.EVERY_STEP, "concave: linear in g")
+        return super().guarantee()
 
 
 class Toward(Regulariser):
-    """E = -weight (g . v) / ||v||: a constant pull along a direction; a negative weight pushes.
+    """E = -weight (g . v) / ||v||: a constant pull along a direction, or a push if weight < 0.
 
     Linear, so concave: a certified model stays certified with it.
-
-    >>> import nrgpt, torch
-    >>> from nrgpt.dynamics.regularise import Toward
-    >>> model = nrgpt.LanguageModel(nrgpt.ModelConfig(vocab_size=9, context=8, width=16, heads=2))
-    >>> logits, _ = model(torch.randint(9, (2, 8)), extra={"pull": Toward(torch.randn(16), 0.5)})
     """
 
+    is_linear = True
     v: Tensor
 
     def __init__(self, direction: Tensor, weight: float | Schedule):
         super().__init__(weight)
-        check(
-            direction.dim() == 1 and bool(direction.norm() > 0),
-            "direction",
-            direction.shape,
-            "(D,)",
-        )
+        is_direction = direction.dim() == 1 and bool(direction.norm() > 0)
+        check(is_direction, "direction", direction.shape, "of shape (D,), and not zero")
         self.register_buffer("v", direction / direction.norm())
 
     def energy(self, z: Tensor, past: Past) -> Tensor:
@@ -88,17 +83,13 @@ class Toward(Regulariser):
     def force(self, z: Tensor, past: Past) -> Tensor:
         return (self.weight_at(past) * self.v).expand_as(z)
 
-    def guarantee(self) -> Finding:
-        return self.settled(Finding("Toward", Guarantee.EVERY_STEP, "concave: linear in g"))
-
 
 class Says(Regulariser):
-    """E = -weight log P(the next token is one of ``tokens``), read out of g; a negative weight
-    keeps the model from saying them.
+    """E = -weight log P(the next token is one of ``tokens``); a negative weight avoids them.
 
-    The readout sees x through the final norm; g and the final norm's output are the same
-    normalised token, scaled by other gammas and deltas, so it can be read off g as well. That takes
-    a norm of the block's own kind and no gamma that is zero.
+    The head reads x through the final norm. Its output and g are the same normalised token with
+    other gammas and deltas, so the logits can be computed from g as well. This takes a norm of the
+    block's own kind and no gamma that is zero.
     """
 
     head: Tensor
@@ -115,12 +106,13 @@ class Says(Regulariser):
         if norm.gamma is not None:
             assert final.gamma is not None
             if bool((norm.gamma == 0).any()):
-                raise ValueError("a gamma of this model is zero: its readout cannot be read off g")
-            scale = (final.gamma / norm.gamma).detach()
+                raise ValueError(
+                    "a gamma of this model is zero: its logits cannot be computed from g"
+                )
             # u = (g - delta) / gamma, and the head reads gamma_final u + delta_final
-            offset = -getattr(norm, "delta", torch.zeros_like(scale)).detach() * scale
-            offset = offset + getattr(final, "delta", torch.zeros_like(scale)).detach()
-            bias = bias + head @ offset
+            scale = (final.gamma / norm.gamma).detach()
+            delta, final_delta = (getattr(n, "delta", scale.new_zeros(())) for n in (norm, final))
+            bias = bias + head @ (final_delta - delta * scale).detach().expand_as(scale)
             head = head * scale
         self.register_buffer("head", head)
         self.register_buffer("bias", bias)
@@ -136,18 +128,15 @@ class Says(Regulariser):
 
     def force(self, z: Tensor, past: Past) -> Tensor:
         logits = self.logits(z)
-        p = logits.softmax(-1)
-        wanted = torch.zeros_like(p)
-        share = logits[..., self.tokens].softmax(-1)
-        wanted[..., self.tokens] = share
-        return self.weight_at(past) * ((wanted - p) @ self.head)
+        wanted = logits[..., self.tokens].softmax(-1) @ self.head[self.tokens]
+        return self.weight_at(past) * (wanted - logits.softmax(-1) @ self.head)
 
 
 class Bounded(Regulariser):
     """E = (weight / 2) max(0, E_term - bound)^2: keeps another term's energy below a bound.
 
-    ``term`` is any term, one of the model's own (``model.energy_block.terms["attention"]``)
-    for instance: then it counts once as itself, and once more where it is above the bound.
+    ``term`` is any term. One of the model's own (``model.energy_block.terms["attention"]``) then
+    counts once as itself, and once more where it is above the bound.
     """
 
     def __init__(self, term: EnergyTerm, bound: float, weight: float | Schedule):
@@ -157,7 +146,10 @@ class Bounded(Regulariser):
     def readout(self) -> Readout:
         readout = self.term.readout()
         if readout.field is not None:
-            raise ValueError("a term with a constant field cannot be bounded")
+            raise ValueError(
+                f"term = {type(self.term).__name__}: it has a constant field, which cannot be "
+                "bounded; bound a term without one"
+            )
         return readout
 
     def keys(self, z: Tensor, g: Tensor) -> Shown | None:
@@ -174,10 +166,8 @@ class Bounded(Regulariser):
 
 @torch.no_grad()
 def concept_vector(model: Network, having: Tensor, lacking: Tensor) -> Tensor:
-    """The difference of the mean last g of two sets of texts (batch, tokens): a direction for
-    ``Toward`` that tells the one from the other."""
-    means = []
-    for idx in (having, lacking):
-        *_, x = model.states(idx, dropout=False)
-        means.append(model.energy_block.norm(x).flatten(0, 1).mean(0))
-    return means[0] - means[1]
+    """The difference between the mean last g of two sets of texts (batch, tokens): a direction for
+    ``Toward`` that tells one set from the other."""
+    last = (model.last_state(idx, dropout=False) for idx in (having, lacking))
+    a, b = (model.energy_block.norm(x).flatten(0, 1).mean(0) for x in last)
+    return a - b

@@ -1,11 +1,12 @@
 """Let tokens roll: with which solver, for how many steps, and when each of them has arrived.
 
-The model's own forward pass is ``relax(model, idx)``. Tokens that have arrived are no longer
-computed: they stay where they are, and later tokens go on seeing them there.
+``relax(model, idx)`` is the model's own forward pass. Tokens that have arrived are no longer
+computed: they stay where they are, and later tokens keep seeing them there.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -21,13 +22,14 @@ RuleName = Literal["energy", "force", "entropy", "kl", "argmax"]
 
 @dataclass(frozen=True)
 class Stop:
-    """When a token has arrived: a rule must hold ``patience`` times in a row.
+    """When a token has arrived: a rule must hold ``patience`` times in a row. P is what the model
+    would say if it stopped there.
 
     energy   |change of E| <= tolerance x max(1, |E|)
     force    ||dE/dg|| <= tolerance
-    entropy  the readout's entropy <= tolerance, in nats
-    kl       KL(readout now || readout one step ago) <= tolerance, in nats
-    argmax   the likeliest token is that of one step ago (tolerance is not looked at)
+    entropy  entropy of P <= tolerance, in nats
+    kl       KL(P now || P one step ago) <= tolerance, in nats
+    argmax   the likeliest token is that of one step ago (the tolerance is not used)
     """
 
     rule: RuleName
@@ -42,37 +44,52 @@ class Stop:
         check(self.patience >= 1, "patience", self.patience, "at least 1")
         check(self.minimum >= 0, "minimum", self.minimum, "at least 0")
 
-    @property
-    def reads_out(self) -> bool:
-        return self.rule in ("entropy", "kl", "argmax")
-
-    def holds(self, before: "Sight | None", now: "Sight") -> Tensor:
-        """For each token, (batch, tokens)."""
-        if self.rule == "force":
-            return now.look.force.norm(dim=-1) <= self.tolerance
-        if self.rule == "entropy":
-            assert now.log_p is not None
-            return -(now.log_p.exp() * now.log_p).sum(-1) <= self.tolerance
-        if before is None:
-            return torch.zeros_like(now.look.energy, dtype=torch.bool)
+    def measure(self, look: Observation, logits: Callable[[], Tensor]) -> Tensor:
+        """What the rule compares, (batch, tokens) or (batch, tokens, vocabulary)."""
         if self.rule == "energy":
-            size = now.look.energy.abs().clamp(min=1)
-            return (now.look.energy - before.look.energy).abs() <= self.tolerance * size
-        assert now.log_p is not None
-        assert before.log_p is not None
+            return look.energy
+        if self.rule == "force":
+            return look.force.norm(dim=-1)
+        log_p = logits().log_softmax(-1)
+        if self.rule == "entropy":
+            return -(log_p.exp() * log_p).sum(-1)
+        return log_p if self.rule == "kl" else log_p.argmax(-1)
+
+    def holds(self, before: Tensor | None, now: Tensor) -> Tensor:
+        """For each token, (batch, tokens), given what was measured; ``before`` is one step ago."""
+        if self.rule in ("force", "entropy"):
+            return now <= self.tolerance
+        if before is None:
+            return torch.zeros(now.shape[:2], dtype=torch.bool, device=now.device)
+        if self.rule == "energy":
+            return (now - before).abs() <= self.tolerance * now.abs().clamp(min=1)
         if self.rule == "kl":
-            change = (now.log_p.exp() * (now.log_p - before.log_p)).sum(-1)
-            return change <= self.tolerance
-        return now.log_p.argmax(-1) == before.log_p.argmax(-1)
+            return (now.exp() * (now - before)).sum(-1) <= self.tolerance
+        return now == before
 
 
-class Sight(NamedTuple):
-    look: Observation
-    log_p: Tensor | None
+class Arrivals:
+    """Which of the tokens ``idx`` have not arrived yet; told of every step by ``update``."""
 
-    def select(self, rows: Tensor, columns: Tensor) -> "Sight":
-        log_p = None if self.log_p is None else self.log_p[rows, columns]
-        return Sight(self.look.select(rows, columns), log_p)
+    def __init__(self, stop: Stop, readout: Callable[[Tensor], Tensor], idx: Tensor):
+        self.stop, self.readout = stop, readout
+        self.before: Tensor | None = None
+        self.held = torch.zeros_like(idx)
+        """For how many steps in a row the rule has held."""
+        self.going = torch.ones_like(idx, dtype=torch.bool)
+
+    def update(self, x: Tensor, look: Observation, t: int) -> Tensor:
+        """Which of the tokens, now in state x, go on: (batch, tokens)."""
+        now = self.stop.measure(look, lambda: self.readout(x))
+        self.held = torch.where(self.stop.holds(self.before, now), self.held + 1, 0)
+        is_early = (self.held < self.stop.patience) | (t < self.stop.minimum)
+        self.before, self.going = now, self.going & is_early
+        return self.going
+
+    def select(self, rows: Tensor, columns: Tensor) -> None:
+        """Keep only the tokens at [rows, columns]."""
+        self.held, self.going = self.held[rows, columns], self.going[rows, columns]
+        self.before = None if self.before is None else self.before[rows, columns]
 
 
 @dataclass(frozen=True)
@@ -82,7 +99,7 @@ class Relaxed:
     steps: Tensor
     """Steps that each token took, (batch, tokens)."""
     computed: int
-    """Token states that were computed, fillers included: what it cost."""
+    """Token states that were computed, fillers included: the cost."""
 
 
 @torch.no_grad()
@@ -98,8 +115,8 @@ def relax(
 ) -> Relaxed:
     """Roll the tokens ``idx`` (batch, tokens) down for at most ``steps`` steps.
 
-    ``past``: states that earlier tokens are held at; None lets all move together, as in training.
-    Read out with ``model.readout(relaxed.x)``.
+    ``past`` holds earlier tokens in these states; None lets all move together, as in training.
+    ``model.readout(relaxed.x)`` gives logits.
 
     >>> import nrgpt, torch
     >>> from nrgpt.dynamics.relax import Stop, relax
@@ -119,45 +136,33 @@ def relax(
     last, taken = x.clone(), torch.zeros_like(idx)
     positions = field.everywhere  # of the tokens in x; fillers have the position ``tokens``
     going = torch.ones_like(idx, dtype=torch.bool)
-    held = torch.zeros_like(idx)  # for how many steps the rule has held
-    before: Sight | None = None
+    arrivals = None if stop is None else Arrivals(stop, model.readout, idx)
     computed = 0
     for t in range(steps):
         field.commit(x)
         look = field.look(x, t)
-        if stop is not None:
-            now = Sight(look, model.readout(x).log_softmax(-1) if stop.reads_out else None)
-            held = torch.where(stop.holds(before, now), held + 1, 0)
-            going = going & ((held < stop.patience) | (t < stop.minimum))
+        if arrivals is not None:
+            going = arrivals.update(x, look, t)
             width = int(going.sum(1).max())
             if width == 0:
                 break
-            if width < x.shape[1]:  # the others move together, and are computed alone
-                rows, columns, filler = pack(going)
-                positions = positions[rows, columns].masked_fill(filler, tokens)
-                x, held, now = x[rows, columns], held[rows, columns], now.select(rows, columns)
-                going, look = ~filler, now.look
+            if width < x.shape[1]:  # compute only tokens that go on, packed together, and fillers
+                first = going.to(torch.uint8).argsort(dim=1, descending=True, stable=True)
+                columns = first[:, :width]
+                rows, going = rows_of(columns), going.gather(1, columns)
+                positions = positions[rows, columns].masked_fill(~going, tokens)
+                x, look = x[rows, columns], look.select(rows, columns)
+                arrivals.select(rows, columns)
                 solver.select(rows, columns)
                 field.aim(positions)
-            before = now
         x = torch.where(going.unsqueeze(-1), solver.step(field, look, x, t), x)
         computed += positions.numel()
-        own, place = rows_of(positions)[going], positions[going]
-        last[own, place] = x[going]
-        taken[own, place] = t + 1
+        row, place = rows_of(positions)[going], positions[going]
+        last[row, place] = x[going]
+        taken[row, place] = t + 1
     return Relaxed(last, taken, computed)
 
 
-def rows_of(positions: Tensor) -> Tensor:
-    """The number of the row of each entry."""
-    return torch.arange(len(positions), device=positions.device)[:, None].expand_as(positions)
-
-
-def pack(going: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Where the True entries of each row are, moved together: (rows, columns) to index with, and
-    which of the result only fill a row up."""
-    counts = going.sum(1)
-    width = int(counts.max())
-    columns = going.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :width]
-    rows = torch.arange(len(going), device=going.device)[:, None].expand_as(columns)
-    return rows, columns, ~going[rows, columns]
+def rows_of(entries: Tensor) -> Tensor:
+    """The row number of each entry."""
+    return torch.arange(len(entries), device=entries.device)[:, None].expand_as(entries)

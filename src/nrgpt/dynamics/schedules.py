@@ -18,7 +18,7 @@ Schedule = Callable[[int], float]
 
 
 def linear(start: float, end: float, steps: int) -> Schedule:
-    """From ``start`` at step 0 to ``end`` at step ``steps`` - 1, and there from then on."""
+    """From ``start`` at step 0 to ``end`` at step ``steps`` - 1, and ``end`` from then on."""
     check(steps >= 2, "steps", steps, "at least 2")
     return lambda t: start + (end - start) * min(1.0, t / (steps - 1))
 

@@ -1,7 +1,7 @@
-"""Ways down the same energy. A solver moves tokens, and may remember something of each of them.
+"""Ways down the same energy. A solver moves tokens, and may remember something about each.
 
 plain         x <- x + u with u = -eta dE/dg: the model's own steps
-backtracking  x <- x + s u, s = 1, 1/2, 1/4, ... for each token until its energy does not rise
+backtracking  x <- x + s u with s = 1, 1/2, 1/4, ... for each token, until its energy does not rise
 momentum      v <- mu v + u, x <- x + v
 anderson      plain steps, extrapolated from the last few; a plain step where that would raise E
 langevin      x <- x + u + sqrt(2 T) noise, with temperature T
@@ -19,13 +19,13 @@ from .field import Field
 
 
 class Solver(ABC):
-    """How a token gets from one state to the next; it remembers one call of ``relax``."""
+    """How tokens get from one state to the next. Its memory lasts for one call of ``relax``."""
 
     def __init__(self) -> None:
         self.begin()
 
     def begin(self) -> None:
-        """Forget everything: other tokens come."""
+        """Forget everything, before other tokens come."""
         self.memory: dict[str, Tensor] = {}
         """By name, each (batch, tokens, ...)."""
 
@@ -34,7 +34,7 @@ class Solver(ABC):
         """The tokens' next states."""
 
     def select(self, rows: Tensor, columns: Tensor) -> None:
-        """Forget the tokens that are not at [rows, columns]: the others go on without them."""
+        """Keep only the tokens at [rows, columns]."""
         self.memory = {name: value[rows, columns] for name, value in self.memory.items()}
 
 
@@ -44,8 +44,8 @@ class Plain(Solver):
 
 
 class Backtracking(Solver):
-    """No step raises a token's energy in the field of its past as it is at that step. A token for
-    which even the smallest step would stays where it is."""
+    """No step raises a token's energy, given the present keys of its past. A token for which even
+    the smallest step would stays where it is."""
 
     def __init__(self, shrink: float = 0.5, tries: int = 12):
         super().__init__()
@@ -72,10 +72,7 @@ class Momentum(Solver):
         self.mu = mu
 
     def step(self, field: Field, look: Observation, x: Tensor, t: int) -> Tensor:
-        v = look.update
-        if "v" in self.memory:
-            v = v + self.mu * self.memory["v"]
-        self.memory["v"] = v
+        v = self.memory["v"] = look.update + self.mu * self.memory.get("v", 0)
         return x + v
 
 
@@ -88,21 +85,19 @@ class Anderson(Solver):
         self.length, self.ridge = memory, ridge
 
     def step(self, field: Field, look: Observation, x: Tensor, t: int) -> Tensor:
-        move = look.update
-        plain = x + move
-        if "x" not in self.memory:
+        move, plain = look.update, x + look.update
+        if not self.memory:
             self.remember(x, move)
             return plain
-        before_x, before_move = self.memory["x"], self.memory["move"]  # (batch, tokens, m, D)
-        dx = x.unsqueeze(-2) - before_x
-        dmove = move.unsqueeze(-2) - before_move
+        dx = x.unsqueeze(-2) - self.memory["x"]  # (batch, tokens, m, D)
+        dmove = move.unsqueeze(-2) - self.memory["move"]
         gram = dmove @ dmove.mT
         scale = gram.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
         eye = torch.eye(gram.shape[-1], dtype=x.dtype, device=x.device)
         numbers = torch.finfo(x.dtype)
-        ridge = max(self.ridge, 10 * numbers.eps)  # less would be lost: moves are often parallel
+        ridge = max(self.ridge, 10 * numbers.eps)  # less would be lost in rounding
         right = dmove @ move.unsqueeze(-1)
-        # Where a system is singular nevertheless, what comes out is no help, and a plain step is.
+        # Moves are often parallel. If the system is singular nevertheless, a plain step is taken.
         theta, _ = torch.linalg.solve_ex(gram + (ridge * scale + numbers.tiny) * eye, right)
         mixed = plain - ((dx + dmove).mT @ theta).squeeze(-1)
         self.remember(x, move)
@@ -111,8 +106,8 @@ class Anderson(Solver):
 
     def remember(self, x: Tensor, move: Tensor) -> None:
         for name, new in (("x", x), ("move", move)):
-            old = self.memory.get(name)
-            both = new.unsqueeze(-2) if old is None else torch.cat([old, new.unsqueeze(-2)], -2)
+            old = [self.memory[name]] if name in self.memory else []
+            both = torch.cat([*old, new.unsqueeze(-2)], dim=-2)
             self.memory[name] = both[..., -self.length :, :]
 
 
@@ -128,9 +123,5 @@ class Langevin(Solver):
 
 
 SOLVERS: dict[str, Any] = {
-    "plain": Plain,
-    "backtracking": Backtracking,
-    "momentum": Momentum,
-    "anderson": Anderson,
-    "langevin": Langevin,
+    kind.__name__.lower(): kind for kind in (Plain, Backtracking, Momentum, Anderson, Langevin)
 }

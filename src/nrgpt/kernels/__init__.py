@@ -1,1 +1,1 @@
-"""Operations that deserve more than one implementation. Each file is one seam."""
+"""Operations with more than one implementation, and the choice between them."""

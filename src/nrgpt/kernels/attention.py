@@ -1,12 +1,12 @@
 """Causal attention with K = V, and the logsumexp of its scores.
 
-Both take queries and keys of shape (batch, heads, tokens, size); all heads may share their keys, of
-shape (batch, 1, tokens, size). ``strict`` lets token A see the tokens B < A: queries 1..N-1 against
-keys 0..N-2 under an ordinary causal mask. The first token sees nothing and gets zero by
-construction: a softmax over an empty set has no gradient.
+Both take queries and keys of shape (batch, heads, tokens, size); if all heads share their keys,
+these have shape (batch, 1, tokens, size). ``strict`` lets token A see the tokens B < A: queries
+1..N-1 against keys 0..N-2 under an ordinary causal mask. The first token sees nothing and gets zero
+by construction: a softmax over an empty set has no gradient.
 
-``attend_read`` begins and ends with tokens whose heads lie side by side, as a step has them. In
-small models, cutting and joining them costs as much as attending: there a kernel does neither.
+``attend_read`` takes and returns tokens with their heads side by side, as a step has them. In small
+models splitting and joining heads costs as much as attention itself; there, a kernel does neither.
 """
 
 from typing import Any
@@ -35,9 +35,8 @@ def attend(
 
 
 def attend_read(z: Tensor, heads: int, scale: float, *, strict: bool) -> Tensor:
-    """``attend`` of what was read, z = (queries, keys) of shape (batch, tokens, 2 D), to what is
-    written, (batch, tokens, D), by a kernel for small heads and few tokens (where there are more,
-    the plain version is faster)."""
+    """``attend`` from the readout z = (queries, keys), (batch, tokens, 2 D), to (batch, tokens, D).
+    A kernel for small heads and short contexts; for longer ones the plain version is faster."""
     if z.shape[-2] > SHORT_CONTEXT:
         return plain_attend_read(z, heads, scale, strict=strict)
     from .triton_attention import attend_read as fused
@@ -47,18 +46,18 @@ def attend_read(z: Tensor, heads: int, scale: float, *, strict: bool) -> Tensor:
 
 
 class SharedKeys(torch.autograd.Function):
-    """Attention to keys (batch, tokens, size) that all heads share, by tiles of queries. The tiles
-    above the diagonal are left out; the probabilities are kept for the backward pass.
+    """Attention to keys (batch, tokens, size) that all heads share, by tiles of queries. Keys after
+    a tile are left out; the probabilities are kept for the backward pass.
 
-    In bfloat16 the scores are rounded before the softmax, which flash kernels do not: with scores
-    of standard deviation 10, 1.7 % of error instead of 0.2 %. (So are those of the usual einsum
-    under autocast.)
+    In bfloat16 the scores are rounded before the softmax, unlike in flash kernels: with scores of
+    standard deviation 10, the error is 1.7 % instead of 0.2 %. (The usual einsum under autocast
+    rounds them too.)
     """
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, scale: float, strict: bool) -> Tensor:
         heads, tokens = q.shape[1:3]
-        by_token = q.transpose(1, 2)  # as the read-out left it: heads of a token side by side
+        by_token = q.transpose(1, 2)  # the heads of a token side by side, as in z
         outs, probabilities = [], []
         for start in range(0, tokens, TILE):
             rows = by_token[:, start : start + TILE].flatten(1, 2)
@@ -66,7 +65,7 @@ class SharedKeys(torch.autograd.Function):
             scores = (rows @ seen.mT) * scale
             unseen = beyond(start, heads, scores, strict)
             p = scores.masked_fill(unseen, float("-inf")).softmax(-1)
-            p = p.masked_fill(unseen, 0).to(q.dtype)  # who sees nothing gets zero, not NaN
+            p = p.masked_fill(unseen, 0).to(q.dtype)  # zero, not NaN, where no key is seen
             probabilities.append(p)
             outs.append(p @ seen)
         out = torch.cat(outs, dim=1)
@@ -97,28 +96,32 @@ class SharedKeys(torch.autograd.Function):
 
 
 def beyond(start: int, heads: int, scores: Tensor, strict: bool) -> Tensor:
-    """Which keys the rows of a tile, ``heads`` for each token, do not see."""
+    """Which keys the rows of a tile, ``heads`` of them for each token, do not see."""
     row = torch.arange(scores.shape[1], device=scores.device)[:, None] // heads + start
     key = torch.arange(scores.shape[2], device=scores.device)
     return key >= row if strict else key > row
 
 
-def logsumexp_scores(q: Tensor, k: Tensor, scale: float, *, strict: bool) -> Tensor:
-    """log sum_B exp(scale q_A . k_B), shape (batch, heads, tokens); 0 where nothing is seen."""
-    if strict:
-        if q.shape[-2] == 1:
-            return torch.zeros_like(q[..., 0])
-        return F.pad(logsumexp_scores(q[..., 1:, :], k[..., :-1, :], scale, strict=False), (1, 0))
+def logsumexp_among(q: Tensor, k: Tensor, scale: float, mask: Tensor) -> Tensor:
+    """log sum_B exp(scale q_A . k_B), shape (batch, heads, tokens), over the keys that ``mask``
+    shows to each token; 0 for a token that sees none."""
+    blind = ~mask.any(-1)
     scores = scale * (q @ k.transpose(-2, -1))
-    unseen = torch.ones_like(scores[0, 0], dtype=torch.bool).triu(1)
-    return scores.masked_fill(unseen, float("-inf")).logsumexp(-1)
+    scores = scores.masked_fill(~(mask | blind.unsqueeze(-1)), float("-inf"))
+    return scores.logsumexp(-1).masked_fill(blind, 0)
+
+
+def logsumexp_scores(q: Tensor, k: Tensor, scale: float, *, strict: bool) -> Tensor:
+    """``logsumexp_among`` for all tokens of a text."""
+    seen = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool, device=q.device)
+    return logsumexp_among(q, k, scale, seen.tril(-1 if strict else 0))
 
 
 def attend_with_logsumexp(
     q: Tensor, k: Tensor, scale: float, *, strict: bool
 ) -> tuple[Tensor, Tensor]:
-    """``attend`` and ``logsumexp_scores``, not to be differentiated. On a CPU one kernel knows
-    both, and scores are never written down."""
+    """``attend`` and ``logsumexp_scores``. On a CPU without gradients one kernel gives both, and
+    no scores are written to memory."""
     if q.device.type != "cpu" or torch.is_grad_enabled() or q.shape[-2] == 1:
         on_q = attend(q, k, scale, strict=strict)
         return on_q, logsumexp_scores(q, k, scale, strict=strict)
@@ -129,14 +132,3 @@ def attend_with_logsumexp(
     on_q, log_sum = flash(q, k, k, 0.0, True, scale=scale)
     log_sum = log_sum.to(q.dtype)
     return (F.pad(on_q, (0, 0, 1, 0)), F.pad(log_sum, (1, 0))) if strict else (on_q, log_sum)
-
-
-def logsumexp_among(q: Tensor, k: Tensor, scale: float, mask: Tensor | None) -> Tensor:
-    """log sum_B exp(scale q_A . k_B) over the keys that ``attend_among`` looks at; 0 where nothing
-    is seen."""
-    scores = scale * (q @ k.transpose(-2, -1))
-    if mask is None:
-        return scores.logsumexp(-1)
-    blind = ~mask.any(-1)
-    scores = scores.masked_fill(~(mask | blind.unsqueeze(-1)), float("-inf"))
-    return scores.logsumexp(-1).masked_fill(blind, 0)

@@ -1,8 +1,8 @@
 """Which version of an operation is taken, and why.
 
-Every operation has a plain PyTorch version, which is the truth. Where there is a faster one, this
-is the one place that decides. ``NRGPT_KERNELS=plain`` keeps to the plain ones; ``explain`` tells
-what would be taken.
+Every operation has a plain PyTorch version, the reference. If there is a faster one too, this is
+the only place that decides between them. ``NRGPT_KERNELS=plain`` takes the plain ones only;
+``explain`` says what would be taken.
 """
 
 import importlib.util
@@ -18,9 +18,9 @@ from torch import Tensor
 FLASH_SIZE = 256
 """Flash kernels take heads up to this wide."""
 FUSED_WIDTH = 128
-"""Up to this wide, the feed-forward part of a step is one kernel."""
+"""Up to this width, the feed-forward part of a step is one kernel."""
 SHORT_CONTEXT = 256
-"""Up to this many tokens, attention of small heads reads and writes them where they are."""
+"""Up to this many tokens, one kernel does the attention of heads up to SMALL_HEAD wide."""
 SMALL_HEAD = 64
 PRECISIONS = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -32,14 +32,14 @@ class Choice(NamedTuple):
 
 
 HAS_KERNELS = Path(__file__).with_name("triton_force.py").exists()
-"""Not so in the code that is exported for Hugging Face, which goes without them."""
+"""False in the code exported for Hugging Face, which does without them."""
 HAS_TRITON = HAS_KERNELS and importlib.util.find_spec("triton") is not None
 _is_packed = False
 
 
 @contextmanager
 def packed() -> Iterator[None]:
-    """Inside, models run under torch.vmap, which most kernels know nothing of."""
+    """Models run under torch.vmap inside, which most kernels do not support."""
     global _is_packed
     _is_packed = True
     try:
@@ -60,25 +60,27 @@ def asked_for_plain() -> bool:
 
 
 def choose(tensor: Tensor, *, batches: bool = False) -> Choice:
-    """``batches``: the kernel knows what to do under vmap."""
+    """``batches``: the kernel supports vmap."""
     if asked_for_plain():
         return Choice(False, "NRGPT_KERNELS=plain")
     if tensor.device.type != "cuda":
-        return Choice(False, f"Triton kernels are for CUDA, and this is on {tensor.device.type}")
+        return Choice(False, f"Triton kernels need CUDA, and this is on {tensor.device.type}")
     if _is_packed and not batches:
-        return Choice(False, "packed runs are batched by vmap, which takes plain operations apart")
+        return Choice(False, "packed runs are batched by vmap, which this kernel does not support")
     if is_transformed():
-        return Choice(False, "the kernels know nothing of torch.func and forward differentiation")
+        return Choice(
+            False, "the kernels do not support torch.func and forward-mode differentiation"
+        )
     if tensor.dtype not in PRECISIONS:
-        return Choice(False, f"{tensor.dtype} is for checks, and the plain version is their truth")
+        return Choice(False, f"{tensor.dtype} is for checks, whose reference is the plain version")
     if not HAS_TRITON:
         return Choice(False, "Triton, or its kernels, are not installed")
     return Choice(True, "on CUDA")
 
 
 def is_transformed() -> bool:
-    """Inside of a transformation of torch.func (packed runs' own apart) or of forward-mode
-    differentiation, which would take a kernel's derivative for zero."""
+    """Inside a transformation of torch.func (other than that of packed runs) or of forward-mode
+    differentiation, which would take a kernel's derivative to be zero."""
     if _is_packed or torch.compiler.is_compiling():
         return False
     is_forward = torch.autograd.forward_ad._current_level >= 0
@@ -86,7 +88,7 @@ def is_transformed() -> bool:
 
 
 def choose_small(tensor: Tensor) -> Choice:
-    """For kernels of small models in training, which know of vmap and of one precision."""
+    """For the training kernels of small models, which support vmap and one precision."""
     choice = choose(tensor, batches=True)
     if not choice.fused:
         return choice
@@ -101,7 +103,7 @@ def choose_small(tensor: Tensor) -> Choice:
 
 
 class Kernels(NamedTuple):
-    """What a forward pass may use, decided once before its first step."""
+    """What a forward pass may use: decided once, before its first step."""
 
     elementwise: bool = False
     """Forces in one kernel."""
@@ -110,13 +112,13 @@ class Kernels(NamedTuple):
 
 
 def kernels_for(some: Tensor) -> Kernels:
-    """For a forward pass whose weights are like this one."""
+    """For a forward pass with weights like this one."""
     return Kernels(choose(some, batches=True).fused, choose_small(some).fused)
 
 
 def is_tiled(q: Tensor, *, shared: bool) -> bool:
-    """Full-rank heads on a GPU: too wide for flash kernels, and with keys in common, so that all
-    heads of a tile make one large product."""
+    """Full-rank heads on a GPU: they are too wide for flash kernels, but share their keys, so that
+    the heads of a tile make one large product."""
     fits = q.is_cuda and shared and q.shape[-1] > FLASH_SIZE
     return fits and not _is_packed and not asked_for_plain()
 
@@ -124,16 +126,15 @@ def is_tiled(q: Tensor, *, shared: bool) -> bool:
 def explain(device: torch.device | str, dtype: torch.dtype = torch.bfloat16) -> str:
     """What would be taken on a device, operation by operation."""
     some = torch.empty(1, 1, FLASH_SIZE + 1, device=device, dtype=dtype)
-    fused, why = choose(some)
-    lines = [(operation, "Triton" if fused else "plain", why) for operation in OPERATIONS]
-    fused, why = choose_small(some)
-    for operation in SMALL_OPERATIONS:
-        lines.append((operation, "Triton" if fused else "plain", why))
-    fused, why = choose(some)
-    tiled = is_tiled(some, shared=True)
-    if tiled:
+    choices = dict.fromkeys(OPERATIONS, choose(some)) | dict.fromkeys(
+        SMALL_OPERATIONS, choose_small(some)
+    )
+    lines = [(name, "Triton" if fused else "plain", why) for name, (fused, why) in choices.items()]
+    taken, why = "plain", choose(some).why
+    if is_tiled(some, shared=True):
+        taken = "tiles"
         why = f"heads wider than {FLASH_SIZE}, beyond flash kernels, share their keys"
-    lines.append(("attention of full-rank heads", "tiles" if tiled else "plain", why))
+    lines.append(("attention of full-rank heads", taken, why))
     return "\n".join(f"{operation:<36} {taken:<7} {why}" for operation, taken, why in lines)
 
 

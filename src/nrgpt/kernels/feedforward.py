@@ -1,13 +1,13 @@
-"""Forces of the feed-forward energies: an activation, its slope and a product, in one go.
+"""Forces of the feed-forward energies.
 
     pair_force(z)    z = (z_1, z_2):  (sigma'(z_1) z_2, sigma(z_1))      FF2W
     square_force(z)                   2 sigma(z) sigma'(z)               FF1
 
-Their backward passes ask for sigma''. PyTorch has a kernel for each factor; here one kernel reads z
-once and writes the result once.
+Their backward passes need sigma''. PyTorch has one kernel for each factor; ours reads z once and
+writes the result once.
 
-``feedforward`` is all that a step asks of such an energy, the products before and after the force
-included. In small models, writing the hidden layer to memory costs more than the products.
+``feedforward`` also does the products before and after the force. In small models, writing the
+hidden layer to memory costs more than the products.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ def square_force(z: Tensor, activation: str) -> Tensor:
 
 
 def elementwise(fused: bool, *, pair: bool) -> Callable[[Tensor, str], Tensor]:
-    """The force of z as one kernel or as several."""
+    """The force of z, by one fused kernel or by PyTorch's own."""
     if not fused:
         return plain_pair_force if pair else plain_square_force
     from .triton_force import force
@@ -38,8 +38,7 @@ def elementwise(fused: bool, *, pair: bool) -> Callable[[Tensor, str], Tensor]:
 
 
 def force_beside(left: Tensor | None, z: Tensor, activation: str, *, pair: bool) -> Tensor:
-    """The force of z on the right of ``left``, if that is given, as one kernel that has no
-    backward pass."""
+    """The force of z to the right of ``left``, if given, by a kernel that has no backward pass."""
     if z.requires_grad or (left is not None and left.dtype != z.dtype):
         force = elementwise(True, pair=pair)(z, activation)
         return force if left is None else torch.cat([left, force], dim=-1)
@@ -59,7 +58,7 @@ def feedforward(
     pair: bool,
 ) -> Tensor:
     """back force(read g + bias) + field, for g of shape (..., tokens, D), by a kernel for small
-    widths that never writes the hidden layer down."""
+    widths that never writes the hidden layer to memory."""
     from .triton_feedforward import feedforward as fused
 
     one_run = (g.reshape(1, -1, g.shape[-1]), read[None], back.mT.contiguous()[None])

@@ -1,4 +1,4 @@
-"""Record what a function does on a GPU once, and replay it: one launch instead of hundreds."""
+"""Record once what a function does on a GPU, and replay it: one launch instead of hundreds."""
 
 import gc
 import inspect
@@ -14,7 +14,7 @@ from torch import Tensor
 Result = TypeVar("Result")
 
 WARM_UP = 3
-"""Calls that run as they are, before one is recorded: compilers and libraries set themselves up."""
+"""Ordinary calls before the recording, in which compilers and libraries set themselves up."""
 
 
 @dataclass
@@ -27,25 +27,26 @@ class Recording:
 
 
 class Graphed(Generic[Result]):
-    """``function`` of tensors, recorded as a CUDA graph for each combination of their shapes.
+    """A function of tensors, recorded as a CUDA graph for each combination of their shapes.
 
-    The function must not wait for the device, and what it reads besides its arguments must stay
-    where it is in memory; it may change that in place. On a CPU it is called as it is. With
-    ``passing``, a result is good until the next call only.
+    The function must not wait for the device. What it reads besides its arguments may change in
+    place, but must not move in memory. On a CPU the function is simply called. With ``passing``, a
+    result is valid only until the next call.
     """
 
     def __init__(self, function: Callable[..., Result], *, passing: bool = False):
-        # A method of who holds this object must not hold him in turn: what was recorded on a GPU
-        # would stay there until Python looks for such circles.
-        self.method = weakref.WeakMethod(function) if inspect.ismethod(function) else None
-        self.plain, self.passing = None if self.method else function, passing
+        # A bound method would keep its object alive, which usually holds this one. Memory on the
+        # GPU would then be freed only when Python collects such cycles.
+        is_method = inspect.ismethod(function)
+        self.refer = weakref.WeakMethod(function) if is_method else lambda: function
+        self.passing = passing
         self.stream: Any = None
         self.recordings: dict[Any, Recording] = {}
 
     def function(self, *arguments: Any) -> Result:
-        called = self.method() if self.method else self.plain
-        assert called is not None
-        return called(*arguments)
+        function = self.refer()
+        assert function is not None
+        return function(*arguments)
 
     def __call__(self, *arguments: Any) -> Result:
         if not any(isinstance(a, Tensor) and a.is_cuda for a in arguments):
@@ -67,7 +68,7 @@ class Graphed(Generic[Result]):
         return recording.outputs if self.passing else clone(recording.outputs)
 
     def beside(self, *arguments: Any) -> Result:
-        """Call it on a stream of its own, as a recording would."""
+        """Call it on a separate stream, as a recording would."""
         here = torch.cuda.current_stream()
         self.stream = self.stream or torch.cuda.Stream()
         self.stream.wait_stream(here)
@@ -83,7 +84,7 @@ class Graphed(Generic[Result]):
                 recording.outputs = self.function(*recording.inputs)
         except RuntimeError as error:
             raise RuntimeError(
-                "this could not be recorded as a CUDA graph (a term of your own that waits for the "
+                "this could not be recorded as a CUDA graph (does a term of your own wait for the "
                 'device?); train with graph=false, generate with cache="none"'
             ) from error
         recording.graph = graph
@@ -91,7 +92,7 @@ class Graphed(Generic[Result]):
 
 @contextmanager
 def no_garbage_collected() -> Iterator[None]:
-    """An older graph that is freed while one is recorded spoils the recording."""
+    """Freeing an older graph during a recording would spoil it."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -102,7 +103,7 @@ def no_garbage_collected() -> Iterator[None]:
 
 
 def clone(result: Any) -> Any:
-    """What the next replay will not overwrite."""
+    """A copy that the next replay does not overwrite."""
     if isinstance(result, tuple):
         return tuple(clone(part) for part in result)
     return result.clone()

@@ -1,9 +1,9 @@
 """Cross-entropy of a linear head.
 
-The plain version makes the logits of all tokens and their float32 copy: at a vocabulary of 50,304,
-0.4 MB a token, more than all else. The chunked one makes them for some tokens at a time and, while
-it has them, computes the gradient that the backward pass will ask for, so that nothing is kept and
-nothing computed twice.
+The plain version makes the logits of all tokens and a float32 copy: with a vocabulary of 50,304,
+0.4 MB a token, more than everything else. The chunked one makes them for some tokens at a time and
+computes the gradient for the backward pass while it has them, so that no logits are kept and none
+are computed twice.
 """
 
 from typing import Any
@@ -26,23 +26,16 @@ def plain_loss(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tens
     """Cross-entropy, in at least float32: a sum over a large vocabulary does not survive
     bfloat16."""
     precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return F.cross_entropy(
-        precise.flatten(0, -2),
-        targets.flatten(),
-        ignore_index=IGNORED_TARGET,
-        reduction=reduction,
-    )
+    options: dict[str, Any] = {"ignore_index": IGNORED_TARGET, "reduction": reduction}
+    return F.cross_entropy(precise.flatten(0, -2), targets.flatten(), **options)
 
 
 def head_loss(h: Tensor, head: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
-    """Mean cross-entropy of the logits h head^T + bias, which are not returned.
-
-    Chunked where the logits would be large, plain where they are not.
-    """
+    """Mean cross-entropy of the logits h head^T + bias, in chunks if there are many of them."""
     tokens = h.shape[:-1].numel()
     if tokens * len(head) <= CHUNK:
         return plain_loss(F.linear(h, head, bias), targets)
-    if not torch.is_grad_enabled():  # or the gradient would be computed for nobody
+    if not torch.is_grad_enabled():  # else ChunkedLoss would compute gradients
         h, head, bias = h.detach(), head.detach(), None if bias is None else bias.detach()
     most = max(1, (CHUNK_ON_GPU if h.is_cuda else CHUNK) // len(head))
     rows = -(-tokens // -(-tokens // most))  # parts of equal size
@@ -52,8 +45,8 @@ def head_loss(h: Tensor, head: Tensor, bias: Tensor | None, targets: Tensor) -> 
 def loss_and_error(
     logits: Tensor, answer: Tensor, weight: Tensor, wants_gradient: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Weighted losses of rows of logits and the gradient of their sum, which takes the logits'
-    place."""
+    """Weighted losses of rows of logits, and the gradient of their sum, which may overwrite the
+    logits."""
     if choose(logits).fused:
         from .triton_loss import cross_entropy_
 
@@ -88,7 +81,7 @@ class ChunkedLoss(torch.autograd.Function):
             logits = F.linear(h[part], head, bias)  # in bfloat16 under autocast
             answer, weight = targets[part].clamp(min=0), counted[part] * share
             losses, error = loss_and_error(logits, answer, weight, wants_gradient)
-            # Not in place: of what is, torch.compile before 2.12 takes the gradient for zero.
+            # Not in place: torch.compile before 2.12 would take the gradient to be zero.
             loss = loss + losses.sum()
             if error is None:
                 continue

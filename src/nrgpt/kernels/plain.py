@@ -1,4 +1,4 @@
-"""Plain PyTorch versions of what has a faster one: the truth that kernels are compared with."""
+"""Plain PyTorch versions of operations that have a faster one: the reference for the kernels."""
 
 from typing import Any
 
@@ -11,8 +11,8 @@ from .pointwise import ACTIVATIONS
 
 
 class PackedAttention(torch.autograd.Function):
-    """Causal attention in packed training: vmap takes the runs for a part of the batch. (For some
-    of its kernels vmap knows no better than a loop.) Differentiated outside of vmap only."""
+    """Causal attention in packed training: under vmap, runs become part of the batch. (For some
+    attention kernels vmap would loop over them.) Only differentiated outside of vmap."""
 
     @staticmethod
     def forward(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
@@ -26,12 +26,11 @@ class PackedAttention(torch.autograd.Function):
     def vmap(
         info: Any, in_dims: Any, q: Tensor, k: Tensor, v: Tensor, scale: float
     ) -> tuple[Tensor, int]:
-        q, k, v = (
-            (x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)).flatten(
-                0, 1
-            )
-            for x, dim in zip((q, k, v), in_dims[:3], strict=True)
-        )
+        def merged(x: Tensor, dim: int | None) -> Tensor:
+            x = x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
+            return x.flatten(0, 1)
+
+        q, k, v = (merged(x, dim) for x, dim in zip((q, k, v), in_dims[:3], strict=True))
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
         return out.unflatten(0, (info.batch_size, -1)), 0
 

@@ -1,8 +1,8 @@
 """Activations sigma with their derivatives, and potentials F with F' = sigma, elementwise.
 
-An activation's derivative is only ever needed times something else, so it comes as
-``pull(v, z) = v * sigma'(z)``: one fused call of PyTorch's own backward kernel, which is itself
-differentiable, as training through a force requires.
+An activation's derivative is only needed as a factor, so it comes as ``pull(v, z) = v sigma'(z)``:
+one call of PyTorch's own backward kernel, which is itself differentiable, as training through a
+force requires.
 """
 
 import math
@@ -21,22 +21,13 @@ class Activation(NamedTuple):
     pull: Callable[[Tensor, Tensor], Tensor]
 
 
-def gelu_tanh(z: Tensor) -> Tensor:
-    return F.gelu(z, approximate="tanh")
-
-
-def gelu_tanh_pull(v: Tensor, z: Tensor) -> Tensor:
-    return torch.ops.aten.gelu_backward(v, z, approximate="tanh")
-
-
-def relu_pull(v: Tensor, z: Tensor) -> Tensor:
-    return torch.ops.aten.threshold_backward(v, z, 0)
-
-
 ACTIVATIONS = {
     "gelu": Activation(F.gelu, torch.ops.aten.gelu_backward),
-    "gelu_tanh": Activation(gelu_tanh, gelu_tanh_pull),
-    "relu": Activation(F.relu, relu_pull),
+    "gelu_tanh": Activation(
+        lambda z: F.gelu(z, approximate="tanh"),
+        lambda v, z: torch.ops.aten.gelu_backward(v, z, approximate="tanh"),
+    ),
+    "relu": Activation(F.relu, lambda v, z: torch.ops.aten.threshold_backward(v, z, 0)),
 }
 
 
@@ -47,14 +38,14 @@ class Potential(NamedTuple):
 
 
 def gelu_integral(z: Tensor) -> Tensor:
-    """F with F' = GELU and F(-inf) = 0: half of (z^2 - 1) Phi(z) + z phi(z)."""
+    """F with F' = GELU and F(-inf) = 0: ((z^2 - 1) Phi(z) + z phi(z)) / 2."""
     Phi = torch.special.ndtr(z)
     phi = torch.exp(-0.5 * z.square()) / math.sqrt(2 * math.pi)
     return 0.5 * ((z.square() - 1) * Phi + z * phi)
 
 
 def softplus(z: Tensor) -> Tensor:
-    """log(1 + e^z), with the sigmoid for its slope. (F.softplus switches to z beyond 20.)"""
+    """log(1 + e^z), whose slope is the sigmoid everywhere. (F.softplus is z beyond 20.)"""
     return torch.logaddexp(z, torch.zeros_like(z))
 
 

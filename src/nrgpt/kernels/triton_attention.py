@@ -1,10 +1,10 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 """Attention of short contexts as Triton kernels. Imported only where ``dispatch`` has chosen them.
 
-Queries and keys are read where the readout has left them, in z of shape (batch, tokens, 2 D), and
-their gradients are written there: nothing is sliced, padded or copied. The context is cut into
-tiles of tokens; a program has one tile of one head. Tokens of a tile see all tokens before it, and
-all tokens after it see them: only among themselves is a mask needed.
+Queries and keys are read directly from the readout z, of shape (batch, tokens, 2 D), and their
+gradients are written in the same layout: nothing is sliced, padded or copied. The context is cut
+into tiles of tokens; a program computes one tile of one head. The tokens of a tile see all tokens
+before it, and all tokens after it see them, so a mask is needed only inside the tile.
 """
 
 from typing import Any, NamedTuple
@@ -24,13 +24,13 @@ class Tiles(NamedTuple):
     warps: int
     stages: int
     registers: int | None = None
-    """At most, for each thread. With fewer, more programs run side by side."""
+    """The most per thread; with fewer, more programs run at a time."""
 
 
 FORWARD = {16: Tiles(64, 4, 1), 32: Tiles(64, 4, 1), 64: Tiles(64, 4, 1)}
 BACKWARD = {16: Tiles(64, 4, 1, 128), 32: Tiles(64, 4, 1, 128), 64: Tiles(64, 4, 1)}
-"""Tiles of the two kernels by the size of a head, rounded up; for 16 and 32, the fastest of those
-tried on an H200."""
+"""Tiles of the two kernels by head size, rounded up; for 16 and 32 the fastest of those tried on an
+H200."""
 
 
 @triton.jit
@@ -46,7 +46,7 @@ def forward_kernel(
     z_at, out_at, log_sum_at, tokens, heads, scale, z_batch, z_token,
     STRICT: tl.constexpr, TILE: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """What a tile of queries gets. The tiles that see most begin first."""
+    """Attention for a tile of queries. The tiles that see the most keys start first."""
     pair, first = tl.program_id(0).to(tl.int64), (tl.num_programs(1) - 1 - tl.program_id(1)) * TILE
     batch, head = pair // heads, pair % heads
     q_at = z_at + batch * z_batch + head * SIZE
@@ -70,7 +70,7 @@ def forward_kernel(
         total = total * shrink + tl.sum(p, 1)
         out = tl.dot(p.to(k.dtype), k, out * shrink[:, None])
         largest = new
-    # A token that sees nothing gets zero, and an infinite sum: no share of it is left.
+    # A token that sees nothing gets zero, and an infinite sum, so that all its shares are zero.
     is_blind = total == 0
     out = out / tl.where(is_blind, 1.0, total)[:, None]
     log_sum = tl.where(is_blind, float("inf"), largest + tl.log2(total))
@@ -84,8 +84,8 @@ def load_upstream(
     up_at, out_at, log_sum_at, first, tokens, up_token, out_token, scale,
     TILE: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """A tile's upstream gradient, scale upstream . out, and logsumexp: what its queries have to do
-    with the gradients of scores. Beyond the last token there is no share of anything."""
+    """A tile's upstream gradient, scale upstream . out, and logsumexp: what the gradients of scores
+    need of its queries. Beyond the last token all shares are zero."""
     up = load_rows(up_at, first, tokens, up_token, SIZE, TILE, WIDTH)
     out = load_rows(out_at, first, tokens, out_token, SIZE, TILE, WIDTH)
     mean = tl.sum(up.to(tl.float32) * out.to(tl.float32), 1) * scale
@@ -99,8 +99,8 @@ def backward_kernel(
     z_batch, z_token, up_batch, up_token,
     STRICT: tl.constexpr, TILE: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of a tile's queries, from the keys up to it, and of its keys, from the queries
-    from it on. With p and ds as (keys, queries), the latter are products with nothing turned."""
+    """The gradients of a tile's queries, from its own and earlier keys, and of its keys, from its
+    own and later queries. With p and ds as (keys, queries), the latter need no transpose."""
     pair, first = tl.program_id(0).to(tl.int64), tl.program_id(1) * TILE
     batch, head = pair // heads, pair % heads
     width = heads * SIZE
@@ -149,7 +149,7 @@ def launch_options(
     size = both // (2 * heads)
     width = max(16, triton.next_power_of_2(size))
     tile, warps, stages, registers = table[width]
-    if size % 8:  # rows that are not aligned are read number by number, each with an address
+    if size % 8:  # unaligned rows are read number by number, each with its own address
         registers = None
     grid = batch * heads, triton.cdiv(tokens, tile)
     meta = {"STRICT": strict, "TILE": tile, "SIZE": size, "WIDTH": width}
@@ -229,8 +229,7 @@ def keep_for_second_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) 
 
 
 def backward_of_backward(ctx: Any, on_dz: Tensor) -> tuple[Tensor | None, ...]:
-    """For the few who differentiate twice: by the plain version, and not by those of its kernels
-    that cannot."""
+    """Second derivatives, which are rare: by the plain version, with a backend that has them."""
     heads, scale, strict = ctx.how
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         z, first = (x.detach().requires_grad_() for x in ctx.saved_tensors)

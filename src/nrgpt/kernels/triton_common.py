@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-"""What the Triton kernels share. They are imported only where ``dispatch`` has chosen them."""
+"""What the Triton kernels share. They are imported only if ``dispatch`` has chosen them."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ ACTIVATION = {"relu": 0, "gelu": 1, "gelu_tanh": 2}
 
 @triton.jit
 def load_rows(at, first, count, stride, width, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """Rows of a matrix from ``first`` on; zeros where it has ended."""
+    """Rows of a matrix from ``first`` on; zeros beyond its end."""
     row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, WIDTH)[None, :]
     inside = (first + row < count) & (column < width)
     return tl.load(at + first * stride + row * stride + column, mask=inside, other=0.0)
@@ -45,12 +45,12 @@ def activation_and_slopes(z, KIND: tl.constexpr):
 
 
 def in_rows(x: Tensor) -> Tensor:
-    """With neighbouring numbers in each row."""
+    """With contiguous rows."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def by_run(info: Any, in_dims: Any, tensors: list[Any]) -> list[Any]:
-    """The axis that vmap runs over and our own axis of runs, as one."""
+    """The axis that vmap runs over and our own axis of runs, merged."""
 
     def merged(x: Tensor, dim: int | None) -> Tensor:
         return x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)

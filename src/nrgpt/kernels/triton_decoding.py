@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-"""What one new token asks of the cache, as Triton kernels."""
+"""Attention of one new token to the cache, and keeping its keys, as Triton kernels."""
 
 import torch
 import triton
@@ -13,7 +13,7 @@ def attend_kernel(
     q_row, q_head, kept_row, kept_head, kept_token, splits,
     STRICT: tl.constexpr, BLOCK: tl.constexpr, SIZE: tl.constexpr, FINAL: tl.constexpr,
 ):  # fmt: skip
-    """One program: one row, one head, and one part of the keys, read once as keys and values."""
+    """A program has one row, one head and one part of the keys, read once as keys and values."""
     pair, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row, head = pair // heads, pair % heads
     column = tl.arange(0, SIZE)
@@ -74,13 +74,13 @@ def combine_kernel(
 
 def attend_one(q: Tensor, kept: Tensor, last: Tensor, scale: float, *, strict: bool) -> Tensor:
     """Attention of one new token in each row, q (rows, heads, 1, size), to the kept keys before it
-    (and itself, if not strict); ``last`` (rows,) says where it stands. Keys are values. All heads
-    may share their keys."""
+    (and its own, if not strict); ``last`` (rows,) is its position. Keys are values. All heads may
+    share their keys."""
     rows, heads, _, size = q.shape
     capacity = kept.shape[2]
     block_size = triton.next_power_of_2(size)
     block = max(8, min(128, 8192 // block_size))
-    # Enough programs to fill the chip, each with a block of keys at least.
+    # Enough programs to fill the chip, each with at least one block of keys.
     splits = max(1, min(512 // (rows * heads), capacity // block, 64))
     per_split = triton.cdiv(triton.cdiv(capacity, splits), block) * block
     splits = triton.cdiv(capacity, per_split)

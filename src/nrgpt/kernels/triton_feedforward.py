@@ -1,15 +1,15 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-"""The feed-forward part of a step as Triton kernels, for small widths. Imported only where
+"""The feed-forward part of a step as Triton kernels, for small widths. Imported only if
 ``dispatch`` has chosen them.
 
-Nothing as wide as the hidden layer is written in the forward pass: each program holds some tokens
-and goes through the hidden units block by block. The backward pass computes z again, and writes the
-force and the gradient of z once, for ordinary products to make the weights' gradients of. (A kernel
-that computed those too, and wrote nothing, was slower.)
+The forward pass never writes the hidden layer to memory: each program holds some tokens and goes
+through the hidden units block by block. The backward pass computes z again and writes the force and
+the gradient of z once; ordinary products then give the gradients of the weights. (A kernel that
+computed those too, and wrote nothing else, was slower.)
 
 All tensors begin with an axis of runs, (runs, tokens, D) and (runs, rows of R, D), so that packed
-runs share one launch. ``back`` is the transpose of the way back: as R, a row of length D for each
-row of z.
+runs share one launch. ``back`` is the transpose of the step's eta write^T: like R, it has a row of
+length D for each row of z.
 """
 
 from typing import Any, NamedTuple
@@ -40,8 +40,8 @@ class Blocks(NamedTuple):
 
 FORWARD = {32: Blocks(64, 32, 4, 3), 64: Blocks(64, 32, 4, 3), 128: Blocks(64, 32, 4, 3)}
 BACKWARD = {32: Blocks(64, 32, 4, 3), 64: Blocks(64, 32, 4, 3), 128: Blocks(64, 32, 4, 2)}
-"""Block sizes of the two kernels by width, rounded up; for 64 and 128, the fastest of those tried
-on an H200."""
+"""Block sizes of the two kernels by width, rounded up; for 64 and 128 the fastest of those tried on
+an H200."""
 
 
 @triton.jit
@@ -268,7 +268,7 @@ def backward_of_feedforward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, 
 def backward_of_backward(
     ctx: Any, on_dg: Tensor, on_dweights: Tensor, on_dbias: Tensor
 ) -> tuple[Tensor | None, ...]:
-    """For the few who differentiate twice: by the plain version."""
+    """Second derivatives, which are rare: by the plain version."""
 
     def plain(g: Tensor, R: Tensor, bias: Tensor | None, back: Tensor) -> Tensor:
         return plain_feedforward(g, R, bias, back.mT, ctx.activation, ctx.pair)

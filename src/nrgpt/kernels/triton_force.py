@@ -20,7 +20,7 @@ def force_kernel(
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Rows of ``width`` activations; with PAIR, z_2 follows z_1 in each row. With LEFT, rows of
-    ``left_width`` other numbers are put before those of the result."""
+    ``left_width`` other numbers are put to the left of the result."""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     if LEFT:
         inside = place < left_total
@@ -100,7 +100,7 @@ def backward_of_force(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
 
 
 def backward_of_backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-    """For the few who differentiate twice: by the plain version."""
+    """Second derivatives, which are rare: by the plain version."""
     plain = plain_pair_force if ctx.pair else plain_square_force
     with torch.enable_grad():
         z, first = (x.detach().requires_grad_() for x in ctx.saved_tensors)

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-"""Cross-entropy of rows of logits, which become their gradient, as a Triton kernel."""
+"""Cross-entropy of rows of logits, which their gradient overwrites, as a Triton kernel."""
 
 import torch
 import triton
@@ -12,7 +12,7 @@ def cross_entropy_kernel(
     logits_at, target_at, weight_at, loss_at, kinds, row_stride,
     GRADIENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The loss of one row of logits; the row becomes its gradient."""
+    """The loss of one row of logits; with GRADIENT, its gradient overwrites the row."""
     row = tl.program_id(0).to(tl.int64)
     logits = logits_at + row * row_stride
     target, weight = tl.load(target_at + row), tl.load(weight_at + row)
@@ -40,8 +40,8 @@ def cross_entropy_kernel(
 
 @torch.library.custom_op("nrgpt::cross_entropy_", mutates_args={"logits"})
 def cross_entropy_(logits: Tensor, targets: Tensor, weight: Tensor, gradient: bool) -> Tensor:
-    """Weighted losses of rows of logits, in float32; with ``gradient``, logits become those of the
-    sum of these losses."""
+    """Weighted losses of rows of logits, in float32; with ``gradient``, the gradient of their sum
+    overwrites the logits."""
     losses = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
     with torch.cuda.device_of(logits):
         cross_entropy_kernel[(len(logits),)](
