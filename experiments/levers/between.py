@@ -16,6 +16,7 @@ from experiments.levers import levers
 from torch import Tensor, nn
 
 from experiments import training
+from nrgpt.kernels.pointwise import ACTIVATIONS
 from nrgpt.language_model import LanguageModel
 from nrgpt.model.block import Block, EnergyBlock
 from nrgpt.model.energy import AttentionEnergy, Readout, register
@@ -67,7 +68,8 @@ class FreeFeedForward(Block):
         return self.part.W_2
 
     def plan(self, extra: Any = None, **options: Any) -> Summed:
-        W_1, W_2, sigma = self.part.W_1, self.write(), self.part.sigma
+        W_1, W_2 = self.part.W_1, self.write()
+        sigma = ACTIVATIONS[self.part.activation].value
         return Summed(self.own.plan(extra), lambda g: F.linear(sigma(F.linear(g, W_1)), W_2))
 
 

@@ -63,6 +63,8 @@ class Kept(Past):
         if seen.single:
             return F.scaled_dot_product_attention(q, k, v, scale=scale)
         mask = seen.mask(strict=strict)
+        if not strict:  # every token sees itself at least
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
         blind = ~mask.any(-1, keepdim=True)
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask | blind, scale=scale)
         return out.masked_fill(blind, 0)

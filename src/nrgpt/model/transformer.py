@@ -145,14 +145,15 @@ class FeedForward(nn.Module):
 
     def __init__(self, cfg: ModelConfig):
         super().__init__()
-        self.sigma = ACTIVATIONS[cfg.activation].value
+        self.activation = cfg.activation
         self.W_1 = parameter(cfg.hidden, cfg.width, start=normal, muon="matrix")
         self.W_2 = parameter(cfg.width, cfg.hidden, start=normal, muon="matrix")
         self.b_1 = parameter(cfg.hidden, start=zeros) if cfg.bias else None
         self.b_2 = parameter(cfg.width, start=zeros) if cfg.bias else None
 
     def forward(self, g: Tensor) -> Tensor:
-        return F.linear(self.sigma(F.linear(g, self.W_1, self.b_1)), self.W_2, self.b_2)
+        sigma = ACTIVATIONS[self.activation].value
+        return F.linear(sigma(F.linear(g, self.W_1, self.b_1)), self.W_2, self.b_2)
 
 
 def dropped(update: Tensor, masks: Tensor | None, number: int) -> Tensor:
