@@ -213,7 +213,7 @@ def test_an_index_may_name_nothing_but_safetensors(copied, file):
     with pytest.raises(ValueError, match=rf"names '{file}': only safetensors"):
         AutoModelForCausalLM.from_pretrained(copied)
     (copied / "model.safetensors.index.json").write_text("[]")
-    with pytest.raises(ValueError, match="is no index of weights"):
+    with pytest.raises(ValueError, match="is not an index of weights"):
         AutoModelForCausalLM.from_pretrained(copied)
     assert not os.path.exists("opened")
 
