@@ -1,11 +1,11 @@
-"""nrgpt at home in Hugging Face's tools: wrappers, export, import, fine-tuning.
+"""nrgpt in Hugging Face's tools: wrappers, export, import and fine-tuning.
 
     nrgpt.hf.export_run(Path("runs/demo"), Path("demo-hf"))
     model = transformers.AutoModelForCausalLM.from_pretrained("demo-hf")
 
 ``import nrgpt`` registers the wrappers with the Auto classes as soon as transformers is imported,
-before or after. Importing this package loads nothing heavy; what it offers is loaded when asked
-for, and needs ``pip install 'nrgpt[hf]'``.
+before or after. Importing this package loads nothing heavy: its contents are loaded on first use,
+and need ``pip install 'nrgpt[hf]'``.
 """
 
 import importlib
