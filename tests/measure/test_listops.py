@@ -192,7 +192,7 @@ def test_for_json_and_for_the_screen():
         ({}, TESTS, SymbolTokenizer(["a", "b"]), {}, "must be that of a ListOps dataset"),
         ({}, TESTS, GPT2Tokenizer(), {}, "must be that of a ListOps dataset"),
         ({"vocab_size": 16}, TESTS, TOKENIZER, {}, "vocab_size = 16: .* tokenizer's, 17"),
-        ({"context": 7}, TESTS, TOKENIZER, {}, "longest prompt has .* context = 7"),
+        ({"context": 7}, TESTS, TOKENIZER, {}, "tokens in the longest prompt = .* context = 7"),
         ({}, TESTS, TOKENIZER, {"steps": 0}, "steps = 0: must be"),
     ],
 )

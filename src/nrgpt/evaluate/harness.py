@@ -97,13 +97,13 @@ class HarnessModel(TemplateLM):
         if isinstance(tokenizer, GPT2Tokenizer):
             return tokenizer.end_of_text
         assert isinstance(tokenizer, SymbolTokenizer)
-        for symbol in ("<end>", "\n"):
-            if symbol in tokenizer.number:
-                return tokenizer.number[symbol]
-        raise ValueError(
-            "a text without a context needs a token before it, and this vocabulary has neither an "
-            "end of text nor a newline"
-        )
+        number = tokenizer.number.get("<end>", tokenizer.number.get("\n"))
+        if number is None:
+            raise ValueError(
+                "a text without a context needs a token before it, and this vocabulary has neither "
+                "an end of text nor a newline"
+            )
+        return number
 
     def stops(self) -> set[int]:
         """Tokens that end a text."""

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ..check import suggestion
-from ..measure.listops import Score
+from ..measure.listops import SCORE_HEADINGS, Score, empty_table
 from ..train.runs import Run
 from .extras import need
 
@@ -236,17 +236,12 @@ class MMLUResult:
         }
 
     def table(self) -> Table:
-        table = Table(title=f"MMLU, five-shot, {len(self.subjects)} of {len(SUBJECTS)} subjects")
-        table.add_column("group")
-        for heading in ("correct", "of", "accuracy", "standard error"):
-            table.add_column(heading, justify="right")
-        rows = list(self.groups.items())
-        if self.others is not None:
-            rows.append(("not in the paper's table", self.others))
-        rows.append(("all questions", self.overall))
-        for name, score in rows:
-            accuracy, error = percent(score.accuracy), percent(standard_error(score))
-            table.add_row(name, f"{score.correct:,}", f"{score.total:,}", accuracy, error)
+        title = f"MMLU, five-shot, {len(self.subjects)} of {len(SUBJECTS)} subjects"
+        table = empty_table(title, "group", *SCORE_HEADINGS[1:], "standard error")
+        others, overall = {"not in the paper's table": self.others}, {"all questions": self.overall}
+        for name, score in (self.groups | others | overall).items():
+            if score is not None:
+                table.add_row(name, *score.cells(digits=1), percent(standard_error(score)))
         if (average := self.average) is not None:
             table.add_row("mean of the groups", "", "", percent(average[0]), percent(average[1]))
         return table
@@ -279,8 +274,7 @@ def ask(
             tokens = torch.tensor([*run.encode(before + prompt(question)), *answers[0][:-1]])
             asked.append((tokens[-run.model.cfg.context :], subject, question["answer"]))
     asked.sort(key=lambda one: -len(one[0]))
-    right: Counter[str] = Counter()
-    letters: Counter[str] = Counter(dict.fromkeys(LETTERS, 0))
+    right, letters = Counter[str](), dict.fromkeys(LETTERS, 0)
     for i in track(range(0, len(asked), batch_size), "MMLU"):
         batch = asked[i : i + batch_size]
         rows = [tokens for tokens, _, _ in batch]
@@ -291,13 +285,12 @@ def ask(
         if not logits.isfinite().all():
             raise ValueError("MMLU: the model's logits are not finite")
         said = logits[:, last.to(idx.device)].argmax(-1).tolist()
-        letters.update(LETTERS[one] for one in said)
-        right.update(
-            subject for (_, subject, answer), one in zip(batch, said, strict=True) if one == answer
-        )
+        for (_, subject, answer), one in zip(batch, said, strict=True):
+            letters[LETTERS[one]] += 1
+            right[subject] += one == answer
     totals = Counter(subject for _, subject, _ in asked)
     scores = {name: Score(right[name], total) for name, total in totals.items()}
-    return MMLUResult(scores, dict(letters))
+    return MMLUResult(scores, letters)
 
 
 def pooled(scores: Sequence[Score]) -> Score:

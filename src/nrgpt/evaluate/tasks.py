@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
-from ..measure.listops import Score
+from ..measure.listops import Score, empty_table
 from ..train.runs import Run
 from .extras import need
 from .mmlu import MMLU, MMLUResult, is_mmlu, mmlu_tasks, subjects_of
@@ -32,10 +32,7 @@ class TaskResults:
     def tables(self) -> list[Table]:
         tables = [] if self.mmlu is None else [self.mmlu.table()]
         if self.others:
-            table = Table(title="Tasks")
-            table.add_column("task")
-            for heading in ("metric", "value", "standard error"):
-                table.add_column(heading, justify="right")
+            table = empty_table("Tasks", "task", "metric", "value", "standard error")
             for task, metrics in self.others.items():
                 for name, value in metrics["metrics"].items():
                     error = metrics["stderr"].get(name)

@@ -19,6 +19,7 @@ from rich.progress import track
 from rich.table import Table
 
 from ..interop.weights import check_folder
+from ..measure.listops import empty_table
 from .extras import need
 from .grammar import grammar, sentences
 
@@ -110,13 +111,8 @@ class TextMetrics:
 
     def table(self) -> Table:
         numbers = {len(texts) for texts in self.texts.values()}
-        table = Table(
-            title=f"Texts of {self.words} words, {min(numbers)} each: mean and 95 % interval"
-        )
-        table.add_column("metric")
-        for who in self.estimates:
-            table.add_column(who, justify="right")
-        table.add_column("good, says the paper", justify="right")
+        title = f"Texts of {self.words} words, {min(numbers)} each: mean and 95 % interval"
+        table = empty_table(title, "metric", *self.estimates, "good, says the paper")
         judge = Path(self.judge).name
         for name, title in TITLES.items():
             shown = [str(estimates.get(name, "-")) for estimates in self.estimates.values()]

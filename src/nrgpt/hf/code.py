@@ -8,7 +8,6 @@ Imports inside functions (such as nrgpt's own generate) are replaced by an error
 
 import ast
 import json
-import re
 from importlib.util import find_spec, resolve_name
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ AUTO_MAP = {
     "AutoModel": "modeling_nrgpt.NRGPTModel",
     "AutoModelForCausalLM": "modeling_nrgpt.NRGPTForCausalLM",
 }
-RELATIVE_IMPORT = re.compile(r"^(\s*)from (\.+\w+(?:\.\w+)*) import", re.MULTILINE)
 LEFT_OUT = 'raise ImportError("this needs nrgpt itself: pip install nrgpt")'
 
 
@@ -45,29 +43,26 @@ def flat_modules() -> dict[str, str]:
         if flat_name(module) in modules:
             continue
         spec: Any = find_spec(module)
-
-        def rewrite(found: re.Match[str], package: str = spec.parent) -> str:
-            target = resolve_name(found[2], package)
-            waiting.append(target)
-            return f"{found[1]}from .{flat_name(target)} import"
-
-        text = without_late_imports(spec.loader.get_source(module))
-        text = RELATIVE_IMPORT.sub(rewrite, text)
-        modules[flat_name(module)] = f"# Copied from nrgpt ({module}), Apache-2.0.\n{text}"
+        text = spec.loader.get_source(module)
+        lines = text.splitlines(keepends=True)
+        nodes = list(ast.walk(ast.parse(text)))
+        functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
+        late = {node for function in functions for node in ast.walk(function)}
+        for node in nodes:
+            if not isinstance(node, ast.ImportFrom) or not node.level:
+                continue
+            first, end = node.lineno - 1, node.end_lineno or node.lineno
+            if node in late:
+                error = f"{' ' * node.col_offset}{LEFT_OUT}\n"
+                lines[first:end] = [error, *[""] * (end - first - 1)]
+            else:
+                name = "." * node.level + str(node.module)
+                waiting.append(resolve_name(name, spec.parent))
+                lines[first] = lines[first].replace(name, f".{flat_name(waiting[-1])}", 1)
+        modules[flat_name(module)] = (
+            f"# Copied from nrgpt ({module}), Apache-2.0.\n{''.join(lines)}"
+        )
     return modules
-
-
-def without_late_imports(text: str) -> str:
-    """The module with an error in place of each relative import inside a function."""
-    lines = text.splitlines(keepends=True)
-    for function in ast.walk(ast.parse(text)):
-        if isinstance(function, ast.FunctionDef):
-            for node in ast.walk(function):
-                if isinstance(node, ast.ImportFrom) and node.level:
-                    end = node.end_lineno or node.lineno
-                    error = f"{' ' * node.col_offset}{LEFT_OUT}\n"
-                    lines[node.lineno - 1 : end] = [error, *[""] * (end - node.lineno)]
-    return "".join(lines)
 
 
 def flat_name(module: str) -> str:

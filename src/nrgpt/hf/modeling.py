@@ -159,18 +159,18 @@ class NRGPTPreTrainedModel(PreTrainedModel):
 
     def check_lengths(self, aligned: Aligned, past: NRGPTCache | None) -> None:
         """Every text needs a token, and no prompt may be longer than the context."""
-        starts = past is None or past.columns == 0
-        before = [0] * len(aligned.counts) if past is None or starts else past.keys.lengths
-        if len(before) != len(aligned.counts):
-            raise ValueError(f"input_ids has {len(aligned.counts)} rows; the cache {len(before)}")
-        lengths = [n + more for n, more in zip(before, aligned.counts, strict=True)]
+        counts = aligned.counts
+        before = past.keys.lengths if past is not None and past.columns else None
+        if before is not None and len(before) != len(counts):
+            raise ValueError(f"input_ids has {len(counts)} rows; the cache {len(before)}")
+        lengths = [sum(both) for both in zip(counts, before, strict=True)] if before else counts
         if 0 in lengths:
             raise ValueError(
                 f"row {lengths.index(0)} of input_ids is all padding: every text must have at "
                 "least one token"
             )
         context = self.language_model.cfg.context
-        if starts and max(lengths) > context:
+        if before is None and max(lengths) > context:
             raise ValueError(
                 f"a text of {max(lengths)} tokens is longer than this model's context of {context}"
             )
@@ -184,27 +184,24 @@ class NRGPTPreTrainedModel(PreTrainedModel):
         past.steps = steps
         if past.plans is None or torch.is_grad_enabled():  # with gradients, weights may change
             past.plans = model.plan(stacked=not torch.is_grad_enabled())
-        rows = aligned.idx.tolist()
-        new = [row[:count] for row, count in zip(rows, aligned.counts, strict=True)]
-        if not past.append(new, (aligned.idx if aligned.real is None else aligned.real).shape[1]):
-            return self.extend_keys(aligned.idx, aligned.counts, past, steps)
-        past.forget_keys()  # some texts have been cut
-        lengths = [len(text) for text in past.texts]
-        whole = pad_sequence([torch.tensor(text) for text in past.texts], batch_first=True)
-        x = self.extend_keys(whole.to(self.device), lengths, past, steps)
-        first = torch.tensor(lengths) - torch.tensor(aligned.counts)
+        idx, counts = aligned.idx, aligned.counts
+        new = [row[:count] for row, count in zip(idx.tolist(), counts, strict=True)]
+        is_cut = past.append(new, (idx if aligned.real is None else aligned.real).shape[1])
+        if is_cut:  # compute all keys again
+            past.forget_keys()
+            counts = [len(text) for text in past.texts]
+            idx = pad_sequence([torch.tensor(text) for text in past.texts], batch_first=True)
+            idx = idx.to(self.device)
+        model.check_tokens(idx)
+        positions = past.keys.begin(len(idx), idx.shape[1], idx.device)
+        x = model.extend(idx, positions, past.plans, past.keys, steps=steps)
+        past.keys.end(counts)
+        if not is_cut:
+            return x
+        first = torch.tensor(counts) - torch.tensor(aligned.counts)
         places = first[:, None] + torch.arange(aligned.idx.shape[1])
         places = places.clamp(max=x.shape[1] - 1).to(self.device)
         return x.gather(1, places[..., None].expand(-1, -1, x.shape[2]))
-
-    def extend_keys(self, idx: Tensor, counts: list[int], past: NRGPTCache, steps: int) -> Tensor:
-        """The final states of new tokens. In each row, the first ``counts`` tokens are real."""
-        assert past.plans is not None
-        self.language_model.check_tokens(idx)
-        positions = past.keys.begin(len(idx), idx.shape[1], idx.device)
-        x = self.language_model.extend(idx, positions, past.plans, past.keys, steps=steps)
-        past.keys.end(counts)
-        return x
 
 
 class NRGPTModel(NRGPTPreTrainedModel):

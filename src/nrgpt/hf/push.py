@@ -33,7 +33,7 @@ def push_run(run: Path, repo: str, *, private: bool = False, step: int | None = 
             api.upload_folder(
                 repo_id=address.repo_id,
                 folder_path=folder,
-                commit_message=f"nrgpt run at step {loaded.step}",
+                commit_message=f"nrgpt run after {loaded.step} iterations",
             )
     except HFValidationError as error:
         raise HubError(f"repo = {repo!r}: must be NAME or OWNER/NAME ({error})") from error

@@ -22,7 +22,17 @@ SHOWN = 3
 Z_95 = 1.959964
 """95 % of a normal distribution lies within this many standard deviations of its mean."""
 
+SCORE_HEADINGS = ("tests", "correct", "of", "accuracy")
 Group = TypeVar("Group", str, int)
+
+
+def empty_table(title: str, first: str, *others: str) -> Table:
+    """Columns with these headings, right-aligned except for the first."""
+    table = Table(title=title)
+    table.add_column(first)
+    for heading in others:
+        table.add_column(heading, justify="right")
+    return table
 
 
 @dataclass(frozen=True)
@@ -43,6 +53,10 @@ class Score:
         scale = 1 + Z_95**2 / n
         # Rounding could push an end below 0 or above 1.
         return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
+
+    def cells(self, digits: int) -> list[str]:
+        """For a table: correct, total and accuracy."""
+        return [f"{self.correct:,}", f"{self.total:,}", f"{100 * self.accuracy:.{digits}f} %"]
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self) | {"accuracy": self.accuracy, "interval": list(self.interval)}
@@ -88,18 +102,14 @@ class ListOpsResult(Score):
         }
 
     def table(self) -> Table:
-        table = Table(title="ListOps, greedy, all tests")
-        table.add_column("tests")
-        for heading in ("correct", "of", "accuracy", "95 % interval"):
-            table.add_column(heading, justify="right")
-        rows = [("answers", self.answers), ("whole chains", self.chains)]
-        rows += [(f"{name}(...)", score) for name, score in self.per_function.items()]
-        rows += [(f"depth {depth}", score) for depth, score in self.per_depth.items()]
-        for name, score in rows:
+        scores = {"answers": self.answers, "whole chains": self.chains}
+        scores |= {f"{name}(...)": score for name, score in self.per_function.items()}
+        scores |= {f"depth {depth}": score for depth, score in self.per_depth.items()}
+        table = empty_table("ListOps, greedy, all tests", *SCORE_HEADINGS, "95 % interval")
+        for name, score in scores.items():
             low, high = score.interval
-            accuracy = f"{100 * score.accuracy:.2f} %"
             interval = f"{100 * low:.2f} - {100 * high:.2f} %"
-            table.add_row(name, f"{score.correct:,}", f"{score.total:,}", accuracy, interval)
+            table.add_row(name, *score.cells(digits=2), interval)
         return table
 
 
@@ -119,17 +129,28 @@ def listops_accuracy(
     token) and the model stops there. The model may use as many tokens as the longest solution.
     ``steps`` are inference steps, by default as in training.
     """
-    symbols = check_inputs(model, tests, tokenizer, batch_size)
+    check(batch_size >= 1, "batch_size", batch_size, "at least 1")
+    if not tests:
+        raise ValueError("tests is empty; read_tests reads those of a ListOps dataset")
+    if not isinstance(tokenizer, SymbolTokenizer) or not set(MARKS) <= set(tokenizer.symbols):
+        marks = " ".join(MARKS)
+        raise ValueError(f"tokenizer: must be that of a ListOps dataset, with the marks {marks}")
+    vocabulary, context = model.cfg.vocab_size, model.cfg.context
+    must_be = f"at least the tokenizer's, {tokenizer.vocab_size}"
+    check(vocabulary >= tokenizer.vocab_size, "the model's vocab_size", vocabulary, must_be)
+    longest = max(len(test.prompt) for test in tests)
+    must_be = f"at most the model's context = {context}"
+    check(longest <= context, "tokens in the longest prompt", longest, must_be)
     room = max(len(test.solution) for test in tests) + 1  # for the end
     order = sorted(range(len(tests)), key=lambda i: len(tests[i].prompt))
     batches = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
-    end = symbols.number["<end>"]
+    end = tokenizer.number["<end>"]
     generated: dict[int, list[int]] = {}
     for batch in track(batches, "ListOps accuracy", disable=not progress):
         prompts = [tests[i].prompt for i in batch]
         new = generate(model, prompts, max_new_tokens=room, stop=end, steps=steps, cache=cache)
         generated.update(zip(batch, new, strict=True))
-    return score_all(tests, [generated[i] for i in range(len(tests))], symbols, room)
+    return score_all(tests, [generated[i] for i in range(len(tests))], tokenizer, room)
 
 
 def score_all(
@@ -162,27 +183,3 @@ def score_all(
 def scores_by(groups: Sequence[Group], right: Sequence[bool]) -> dict[Group, Score]:
     totals, correct = Counter(groups), Counter(compress(groups, right))
     return {group: Score(correct[group], totals[group]) for group in sorted(totals)}
-
-
-def check_inputs(
-    model: Network, tests: Sequence[TestExpression], tokenizer: Tokenizer, batch_size: int
-) -> SymbolTokenizer:
-    """The tokenizer, if it is that of ListOps and everything fits the model."""
-    check(batch_size >= 1, "batch_size", batch_size, "at least 1")
-    if not tests:
-        raise ValueError("tests is empty; read_tests reads those of a ListOps dataset")
-    if not isinstance(tokenizer, SymbolTokenizer) or not set(MARKS) <= set(tokenizer.symbols):
-        marks = " ".join(MARKS)
-        raise ValueError(f"tokenizer: must be that of a ListOps dataset, with the marks {marks}")
-    if model.cfg.vocab_size < tokenizer.vocab_size:
-        raise ValueError(
-            f"the model's vocab_size = {model.cfg.vocab_size}: must be at least the tokenizer's, "
-            f"{tokenizer.vocab_size}"
-        )
-    longest = max(len(test.prompt) for test in tests)
-    if longest > model.cfg.context:
-        raise ValueError(
-            f"the longest prompt has {longest} tokens: must be at most the model's context = "
-            f"{model.cfg.context}"
-        )
-    return tokenizer
