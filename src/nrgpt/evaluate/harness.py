@@ -61,8 +61,7 @@ class HarnessModel(TemplateLM):
             run = load_run(Path(run), step, device=harness_device(device))
         self.run, self.model = run, run.model
         self.steps = self.model.check_steps(steps)
-        if batch_size == "auto":
-            batch_size = BATCH_SIZE
+        batch_size = BATCH_SIZE if batch_size == "auto" else batch_size
         if not str(batch_size).isdecimal() or int(batch_size) < 1:
             raise ValueError(f"batch_size = {batch_size!r}: must be at least 1, or 'auto'")
         self.batch_size = int(batch_size)

@@ -20,10 +20,8 @@ SEED = 1234
 @dataclass(frozen=True)
 class TaskResults:
     mmlu: MMLUResult | None
-    others: dict[str, dict[str, Any]]
-    """Metrics of each task and group of tasks, by the harness's names."""
-    truncated: int
-    """How many prompts were too long and lost their beginning."""
+    others: dict[str, dict[str, Any]]  # by task or group of tasks
+    truncated: int  # number of prompts that were too long and lost their beginning
 
     def as_dict(self) -> dict[str, Any]:
         mmlu = {} if self.mmlu is None else {"mmlu": self.mmlu.as_dict()}
@@ -113,13 +111,11 @@ def run_tasks(
 
 def readable(metrics: dict[str, Any]) -> dict[str, dict[str, float | None]]:
     """Split the harness's keys, such as "acc,none" and "acc_stderr,none"."""
-    values: dict[str, float | None] = {}
-    errors: dict[str, float | None] = {}
+    found: dict[str, dict[str, float | None]] = {"metrics": {}, "stderr": {}}
     for key, value in metrics.items():
         metric, comma, filtered = key.partition(",")
-        if not comma:
-            continue
-        name = metric.removesuffix("_stderr") + ("" if filtered == "none" else f" ({filtered})")
-        is_number = isinstance(value, int | float)
-        (errors if metric.endswith("_stderr") else values)[name] = value if is_number else None
-    return {"metrics": values, "stderr": errors}
+        if comma:
+            name = metric.removesuffix("_stderr") + ("" if filtered == "none" else f" ({filtered})")
+            kind = "metrics" if metric == metric.removesuffix("_stderr") else "stderr"
+            found[kind][name] = value if isinstance(value, int | float) else None
+    return found

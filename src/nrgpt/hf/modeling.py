@@ -17,7 +17,7 @@ from transformers import GenerationMixin, PreTrainedModel
 from transformers.utils import ModelOutput
 
 from ..check import suggestion
-from ..interop.weights import align_memory, check_folder
+from ..interop.weights import align_memory, load_safetensors
 from ..kernels.loss import IGNORED_TARGET, plain_loss
 from ..model.network import Network
 from .configuration import NRGPTConfig
@@ -62,20 +62,8 @@ class NRGPTPreTrainedModel(PreTrainedModel):
         """As usual, but refuses pickle files and weights that do not fit the config."""
         if options.get("use_safetensors") is False:
             raise ValueError("use_safetensors = False: pickle files are never opened")
-        options |= {"use_safetensors": True}
-        subfolder, variant = options.get("subfolder") or "", options.get("variant")
-        check_folder(name, subfolder, variant, options.get("revision"))
         wants_report = options.pop("output_loading_info", False)
-        loaded: Any = super().from_pretrained(name, *arguments, output_loading_info=True, **options)
-        model, report = loaded
-        faults = [
-            f"{kind}: {', '.join(sorted(map(str, keys)))}"
-            for kind in ("missing", "unexpected", "mismatched")
-            if (keys := report[f"{kind}_keys"])
-        ]
-        if faults:
-            said = "; ".join(faults)
-            raise ValueError(f"the weights in {name} do not fit their config.json; {said}")
+        model, report = load_safetensors(super().from_pretrained, name, *arguments, **options)
         align_memory(model)
         return (model, report) if wants_report else model
 

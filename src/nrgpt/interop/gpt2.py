@@ -13,7 +13,7 @@ from torch import Tensor
 from ..check import check, check_choice
 from ..language_model import LanguageModel
 from ..model.config import ModelConfig
-from .weights import check_folder
+from .weights import load_safetensors
 
 if TYPE_CHECKING:
     from transformers import GPT2LMHeadModel
@@ -40,7 +40,11 @@ FIELDS = {
 
 def from_gpt2(source: "GPT2LMHeadModel | str | PathLike[str]") -> LanguageModel:
     """A LanguageModel with the weights of a GPT-2: a model, a folder or a name on the Hub."""
-    gpt2: Any = loaded(source) if isinstance(source, str | PathLike) else source
+    gpt2: Any = source
+    if isinstance(source, str | PathLike):
+        from transformers import GPT2LMHeadModel
+
+        gpt2, _ = load_safetensors(GPT2LMHeadModel.from_pretrained, source)
     if not hasattr(gpt2, "lm_head"):
         raise ValueError(f"{type(gpt2).__name__} has no head; give a GPT2LMHeadModel")
     cfg, theirs = our_config(gpt2.config), gpt2.state_dict()
@@ -51,20 +55,6 @@ def from_gpt2(source: "GPT2LMHeadModel | str | PathLike[str]") -> LanguageModel:
         ours |= zip(names, tensor.chunk(len(names)), strict=True)
     model.load_state_dict(ours)
     return model.train(gpt2.training)
-
-
-def loaded(source: "str | PathLike[str]") -> Any:
-    from transformers import GPT2LMHeadModel
-
-    check_folder(source)
-    both: Any = GPT2LMHeadModel.from_pretrained(
-        source, use_safetensors=True, output_loading_info=True
-    )
-    gpt2, found = both
-    wrong = {kind: sorted(map(str, names)) for kind, names in found.items() if names}
-    if wrong:  # transformers would go on with random weights, or ignore some
-        raise ValueError(f"{source}: the weights do not fit the config: {wrong}")
-    return gpt2
 
 
 def to_gpt2(model: LanguageModel) -> "GPT2LMHeadModel":

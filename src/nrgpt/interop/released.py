@@ -173,24 +173,20 @@ def check_keys(theirs: Mapping[str, Tensor], names: dict[str, list[str]], kind: 
 
 
 def guess_kind(theirs: Mapping[str, Tensor]) -> str:
-    def has(prefix: str) -> bool:
-        return any(key.startswith(prefix) for key in theirs)
-
-    if has("blocks.attn."):
-        if not has("blocks.ffwd.net.2."):
-            return "NRGPT_H_FF1"
+    parts = {key.split(".")[1] for key in theirs if key.startswith("blocks.")}
+    if "attn" in parts:
         first, second = (theirs.get(f"blocks.ffwd.net.{i}.weight") for i in (0, 2))
         if first is None or second is None:
-            return "NRGPT_H_FF2W"  # either way, check_keys will say what is missing
+            return "NRGPT_H_FF1"  # if that is wrong, check_keys will say so
         if first.shape == second.shape:
             raise ValueError(
                 "kind = None: with a hidden size equal to the width, NRGPT_H_FF2W and NRGPT_H_FF2 "
                 "have the same keys and shapes; say which it is"
             )
         return "NRGPT_H_FF2" if first.shape[0] == first.shape[1] else "NRGPT_H_FF2W"
-    if has("blocks.0."):
+    if "0" in parts:
         return "GPT"
-    if has("blocks.sa."):
+    if "sa" in parts:
         raise ValueError(
             "kind = None: GPT_Rec and GPT_Rec_parallel have the same keys; say which it is"
         )

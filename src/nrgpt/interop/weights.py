@@ -1,6 +1,7 @@
 """Weight files: only safetensors are opened, never pickles. And their alignment in memory."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,26 @@ def align_memory(model: nn.Module) -> None:
     for parameter in model.parameters():
         if parameter.device.type == "cpu" and parameter.data_ptr() % CACHE_LINE:
             parameter.data = parameter.data.clone()
+
+
+def load_safetensors(
+    from_pretrained: Callable[..., Any], name: Any, *arguments: Any, **options: Any
+) -> tuple[Any, dict[str, Any]]:
+    """A model and transformers' report on it. Weights that do not fit the config are an error:
+    transformers would ignore some, or go on with random ones."""
+    subfolder, variant = options.get("subfolder") or "", options.get("variant")
+    check_folder(name, subfolder, variant, options.get("revision"))
+    options |= {"use_safetensors": True, "output_loading_info": True}
+    model, report = from_pretrained(name, *arguments, **options)
+    faults = [
+        f"{kind}: {', '.join(sorted(map(str, keys)))}"
+        for kind in ("missing", "unexpected", "mismatched")
+        if (keys := report[f"{kind}_keys"])
+    ]
+    if faults:
+        said = "; ".join(faults)
+        raise ValueError(f"the weights in {name} do not fit their config.json; {said}")
+    return model, report
 
 
 def check_folder(

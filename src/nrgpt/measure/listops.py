@@ -76,16 +76,11 @@ class Example:
 class ListOpsResult(Score):
     """The tests in which the final number is right and the model stops after it, and more."""
 
-    chains: Score
-    """Every token of the solution is right. Without intermediate results, the same as answers."""
-    per_function: dict[str, Score]
-    """Answers by outermost function."""
-    per_depth: dict[int, Score]
-    """Answers by depth of nesting."""
-    examples: tuple[Example, ...]
-    """The first tests, right or wrong."""
-    mistakes: tuple[Example, ...]
-    """The first wrong answers."""
+    chains: Score  # tests in which every token of the solution is right
+    per_function: dict[str, Score]  # answers by outermost function
+    per_depth: dict[int, Score]  # answers by depth of nesting
+    examples: tuple[Example, ...]  # the first tests, right or wrong
+    mistakes: tuple[Example, ...]  # the first wrong answers
 
     @property
     def answers(self) -> Score:
