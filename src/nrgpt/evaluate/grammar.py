@@ -1,16 +1,8 @@
 r"""Grammar quality: mistakes found by rules, spelling, readability, and two scores made of them.
 
-    gqs        100 (0.5 exp(-e/5) + 0.3 s + 0.2 r)
-    gqs_paper  0.5 max(0, 1 - e/100) + 0.3 s' + 0.2 (1 if the grade is in 8 .. 12, else 0.7)
-
-e is the number of mistakes per 100 words, weighted by severity. s' is the share of words in the
-dictionary. s counts names as known; it is 1 if all words are known and 0 if a quarter or more are
-not. r is 1 for a Flesch-Kincaid grade from 3 to 14 and falls to 0 within ten grades on either side.
-
-The paper's score barely separates good from bad text: ten mistakes in 100 words cost 0.05 out of 1,
-and a text in which half the words are gibberish still scores 0.79. In ``gqs`` those mistakes cost
-43 points out of 100, and that gibberish loses all 30 points for spelling. The paper's rules are not
-published. Ours use ten similar categories, so ``gqs_paper`` shares its weights but not its values.
+The formulas are in docs/evaluation.md. ``gqs_paper`` has the paper's weights, but its values cannot
+be compared with the paper's: the paper's rules are not published, so these are our own. It barely
+separates good from bad text (ten mistakes in 100 words cost 0.05 out of 1), hence ``gqs``.
 """
 
 import functools
@@ -22,19 +14,13 @@ from typing import Any
 
 from .extras import need
 
-SEVERITY = {
-    "agreement": 1.0,
-    "tense": 1.0,
-    "structure": 1.0,
-    "pronouns": 0.7,
-    "articles": 0.7,
-    "prepositions": 0.7,
-    "repetition": 0.7,
-    "word choice": 0.5,
-    "capitals": 0.3,
-    "punctuation": 0.3,
+SEVERITIES = {  # 1 breaks the sentence, 0.3 is a slip of typing
+    1.0: ("agreement", "tense", "structure"),
+    0.7: ("pronouns", "articles", "prepositions", "repetition"),
+    0.5: ("word choice",),
+    0.3: ("capitals", "punctuation"),
 }
-"""By category: 1 breaks the sentence, 0.3 is a slip of typing."""
+SEVERITY = {name: severity for severity, names in SEVERITIES.items() for name in names}
 
 START = r"(?:^|(?<=[.!?]\s))"  # of a sentence
 PAST = r"(?:went|came|saw|gave|knew|took|began|was|were|had)"

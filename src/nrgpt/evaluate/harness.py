@@ -3,10 +3,7 @@
     lm_eval.simple_evaluate("nrgpt", "run=runs/mine,steps=8,batch_size=16", tasks=["wikitext"])
     python -m nrgpt.evaluate.harness run --model nrgpt --model_args run=runs/mine --tasks ...
 
-Long texts. A context that does not fit before its continuation loses its first tokens, and
-``truncated`` counts it. A continuation is never cut: one longer than the model's context is an
-error. ``loglikelihood_rolling`` reads texts of any length in the harness's windows.
-``generate_until`` treats texts longer than the context as nrgpt.decode.generate does.
+docs/evaluation.md says what happens to texts that are longer than the model's context.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,8 +33,7 @@ from lm_eval.utils import (  # noqa: E402
 )
 
 BATCH_SIZE = 16
-MOST_NEW_TOKENS = 256
-"""For generate_until, if the task does not say."""
+MOST_NEW_TOKENS = 256  # for generate_until, if the task does not say
 
 Pair = tuple[tuple[str, str], list[int], list[int]]  # texts, context tokens, continuation tokens
 

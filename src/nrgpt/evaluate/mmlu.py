@@ -29,9 +29,7 @@ from ..measure.listops import SCORE_HEADINGS, Score, empty_table
 from ..train.runs import Run
 from .extras import need
 
-MMLU = "NRGPT_MMLU"
-"""Environment variable: a folder of csv files to use instead of the Hub."""
-
+MMLU = "NRGPT_MMLU"  # environment variable: a folder of csv files to use instead of the Hub
 HUB = "cais/mmlu"
 SHOTS = 5
 LETTERS = ["A", "B", "C", "D"]

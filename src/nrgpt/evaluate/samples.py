@@ -11,11 +11,7 @@ from ..data.tokenizer import GPT2Tokenizer, SymbolTokenizer, Tokenizer
 from ..decode.generate import Sampling, stream
 from ..train.runs import Run
 
-LOOKED_AT = 32
-"""The texts' lengths are checked every so many tokens."""
-
-TOKENS_PER_WORD = {"characters": 12, "byte pairs": 4}
-"""Generation stops at this many, even if there are fewer words than asked for."""
+TOKENS_PER_WORD = {"characters": 12, "byte pairs": 4}  # at most
 
 
 def kind_of(tokenizer: Tokenizer) -> str:
@@ -52,16 +48,15 @@ def model_texts(
     check(number >= 2, "samples", number, "at least 2, for an interval")
     check(words >= 2, "words", words, "at least 2")
     tokenizer = run.tokenizer
-    kind = kind_of(tokenizer)
+    most = words * TOKENS_PER_WORD[kind_of(tokenizer)]
+    start = GPT2Tokenizer.end_of_text
     if isinstance(tokenizer, SymbolTokenizer):
         start = tokenizer.number.get("\n", 0)
-    else:
-        start = GPT2Tokenizer.end_of_text
     texts: list[list[int]] = [[] for _ in range(number)]
     tokens = stream(
         run.model,
         [[start]] * number,
-        max_new_tokens=words * TOKENS_PER_WORD[kind],
+        max_new_tokens=most,
         sampling=Sampling(temperature=temperature),
         generator=torch.Generator(run.model.tokens.device).manual_seed(seed),
         steps=steps,
@@ -71,7 +66,7 @@ def model_texts(
         for i, new in enumerate(tokens, start=1):
             for row, token in new.items():
                 texts[row].append(token)
-            if i % LOOKED_AT == 0:
+            if i % 32 == 0:  # decoding after every token would be slow
                 # The last word may not be complete yet.
                 least = min(len(decoded(tokenizer, text).split()) for text in texts) - 1
                 bar.update(task, completed=min(least, words))

@@ -13,8 +13,7 @@ from ..train.runs import Run
 from .extras import need
 from .mmlu import MMLU, MMLUResult, is_mmlu, mmlu_tasks, subjects_of
 
-SEED = 1234
-"""The harness's default, for tasks that draw their examples."""
+SEED = 1234  # the harness's default, for tasks that draw their examples
 
 
 @dataclass(frozen=True)

