@@ -1,4 +1,4 @@
-"""Hugging Face's GPT-2 and our GPT baseline are one and the same."""
+"""Hugging Face's GPT-2 and our GPT baseline compute the same."""
 
 import dataclasses
 import json
@@ -125,7 +125,7 @@ def test_the_options_that_gpt2_needs_against_the_reference(fields):
     loss.backward()
     expected.backward()
     for name, parameter in model.named_parameters():
-        if name.endswith("b_K"):  # shifts all scores of a query alike: nothing changes
+        if name.endswith("b_K"):  # shifts all scores of a query equally, which changes nothing
             assert parameter.grad.abs().max() < 1e-12
         else:
             assert relative(parameter.grad, w[name].grad) < 1e-9, name

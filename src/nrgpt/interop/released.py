@@ -1,9 +1,6 @@
 """The models the authors released: their configurations in our terms, and their checkpoints.
 
-Their energy models include the diagonal in the attention mask by default, do not scale scores, and
-have one full D x D matrix per head, a LayerNorm with gamma fixed at 1, one free eta for all steps
-and a factor in front of the feed-forward energy. Their baselines use ReLU and, in parallel blocks,
-two norms. All have an untied head with a bias. docs/deviations.md compares them with ours.
+docs/deviations.md compares them with ours.
 """
 
 import re
