@@ -148,8 +148,15 @@ class HarnessModel(TemplateLM):
         asked: dict[tuple[int, ...], list[int]] = {}
         cut = set()
         for i, (_, context, continuation) in enumerate(requests):
-            asked.setdefault(self.fitting(context, continuation), []).append(i)
-            if len(context) + len(continuation) - 1 > self.max_length:
+            if len(continuation) > self.max_length:
+                raise ValueError(
+                    f"a continuation of {len(continuation)} tokens does not fit into the model's "
+                    f"context = {self.max_length}, and cutting it would change the question; "
+                    "loglikelihood_rolling takes texts of any length"
+                )
+            tokens = (*context, *continuation[:-1])
+            asked.setdefault(tokens[-self.max_length :], []).append(i)
+            if len(tokens) > self.max_length:
                 cut.add(tuple(context))
         self.truncated += len(cut)
         # Longest first: if memory runs out, it does so at once.
@@ -167,16 +174,6 @@ class HarnessModel(TemplateLM):
                 for i, continuation in continuations.items():
                     scores[i] = score(logits[longest - len(continuation) :], continuation)
         return [scores[i] for i in range(len(requests))]
-
-    def fitting(self, context: Sequence[int], continuation: Sequence[int]) -> tuple[int, ...]:
-        """What the model sees: all but the last token, cut at the start if that is too long."""
-        if len(continuation) > self.max_length:
-            raise ValueError(
-                f"a continuation of {len(continuation)} tokens does not fit into the model's "
-                f"context = {self.max_length}, and cutting it would change the question; "
-                "loglikelihood_rolling takes texts of any length"
-            )
-        return tuple([*context, *continuation][:-1][-self.max_length :])
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         asked = [
