@@ -1,4 +1,4 @@
-"""The grammar quality score: what the rules find, and what they leave in peace."""
+"""The grammar quality score: what the rules find, and what they accept."""
 
 import math
 
@@ -42,7 +42,7 @@ def test_mistakes_are_found_under_their_names(category):
         assert category in {mistake.category for mistake in mistakes(text)}, text
 
 
-def test_right_sentences_are_left_in_peace():
+def test_correct_sentences_are_accepted():
     assert mistakes(RIGHT) == []
 
 

@@ -1,4 +1,4 @@
-"""The harness asks our models: what it hears is what a plain computation says."""
+"""lm-eval gets the same numbers from our models as a plain computation."""
 
 import dataclasses
 import json
@@ -46,7 +46,7 @@ def ask(kind, *arguments):
 
 
 def plain(model, tokens, last, steps=None):
-    """The log-probability of the last so many tokens, by one pass over one row."""
+    """The log-probability of the last ``last`` tokens, by one pass over one row."""
     logits, _ = model(torch.tensor([tokens[:-1]]), steps=steps)
     chosen = logits[0].log_softmax(-1).gather(1, torch.tensor(tokens[1:])[:, None])
     return chosen[-last:].sum().item()
@@ -59,7 +59,7 @@ PAIRS = [
     ("A bird", " s"),
     ("x", "y"),
     ("The sun rises in the", " west"),
-    ("Who can ", "say?"),  # the space moves over
+    ("Who can ", "say?"),  # the space becomes part of the continuation
 ]
 
 
@@ -134,8 +134,8 @@ def test_rolling_likelihoods_follow_the_harness(run):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_the_harness_hears_the_same_of_an_export(run, tmp_path):
-    """By its own model for transformers, long contexts included."""
+def test_an_export_gives_the_harness_the_same_results(run, tmp_path):
+    """With lm-eval's own model for transformers, including long contexts."""
     from lm_eval.models.huggingface import HFLM
 
     folder = tmp_path / "export"
@@ -178,7 +178,7 @@ def test_texts_until_a_string(run):
     wholes = [run.decode(tokens) for tokens in new]
     assert said == [before_stop(whole, options["until"])[0] for whole in wholes]
     assert lm.truncated == 1
-    # Different options in one call, each row stopped where its own string is.
+    # Different options in one call: each row stops at its own string.
     stops = [whole[7:9] for whole in wholes]
     requests = [
         (prompt, {"until": stop, "max_gen_toks": 60})
@@ -194,7 +194,7 @@ def test_a_stop_string_may_lie_inside_a_token(listops):
     prompt = "max(1,2"
     options = {"max_gen_toks": 25}
     (whole,) = lm.generate_until(ask("generate_until", (prompt, options)))
-    assert "<end>" not in whole  # the end ends it
+    assert "<end>" not in whole  # <end> stops generation and is not part of the text
     (new,) = generate(
         listops.model, [listops.encode(prompt)], max_new_tokens=25, stop=listops.encode("<end>")
     )
@@ -237,7 +237,7 @@ def test_the_harness_finds_the_model_by_its_name(run, task_folder):
 
 @pytest.fixture
 def task_folder(tmp_path):
-    """A multiple choice and a text to read, as files of the harness."""
+    """A multiple-choice task and a text to read, as task files."""
     folder = tmp_path / "tasks"
     folder.mkdir()
     (folder / "local.py").write_text(
@@ -267,7 +267,7 @@ def task_folder(tmp_path):
     return folder
 
 
-def test_mistakes_are_said(run, monkeypatch):
+def test_mistakes_are_reported(run, monkeypatch):
     with pytest.raises(ValueError, match="batch_size = 'many'"):
         HarnessModel(run, batch_size="many")
     with pytest.raises(ValueError, match="steps = 0"):

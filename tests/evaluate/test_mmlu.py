@@ -1,4 +1,4 @@
-"""MMLU from csv files: the right questions, scored as by hand."""
+"""MMLU from csv files: the right questions, with the scores that we compute by hand."""
 
 import dataclasses
 import json
@@ -56,7 +56,7 @@ def test_the_subjects_are_all_57_once():
 
 
 def by_hand(run, questions, shots, subject):
-    """The likeliest letters; one prompt at a time, unpadded."""
+    """The likeliest letters, one unpadded prompt at a time."""
     intro = f"The following are multiple choice questions (with answers) about {subject}.\n\n"
     shown = "".join(f"{prompt(shot)} {'ABCD'[shot['answer']]}\n\n" for shot in shots)
     letters = [run.encode(letter)[0] for letter in "ABCD"]
@@ -73,7 +73,7 @@ def restless(run):
     model = LanguageModel(run.cfg.model).eval()
     with torch.no_grad():
         model.tokens.normal_()
-        model.positions.normal_(std=5)  # questions differ in their lengths most of all
+        model.positions.normal_(std=5)  # questions differ mostly in length
     return dataclasses.replace(run, model=model)
 
 

@@ -1,4 +1,4 @@
-"""Text metrics, with real judges and embedders, of texts of one length."""
+"""Text metrics of texts of equal length, with real judges and embedders."""
 
 import itertools
 import json
@@ -31,7 +31,7 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def judge(tmp_path_factory):
-    """A tiny random GPT-2, of transformers, with a tokenizer of words."""
+    """A tiny random GPT-2 of transformers with a word tokenizer."""
     transformers = pytest.importorskip("transformers")
     from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -83,11 +83,11 @@ def test_the_judges_perplexity_is_transformers_own(judge):
     assert perplexity("") is None
 
 
-def test_judges_that_cannot_be_had(judge, tmp_path, monkeypatch):
+def test_judges_that_cannot_be_loaded(judge, tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"judge = .*empty.* could not be loaded"):
         judged_perplexity(str(tmp_path / "empty"))
-    # Pickled weights can run code when they are opened: they are not.
+    # Pickled weights can run code when they are opened, so they are not.
     pickled = tmp_path / "pickled"
     pickled.mkdir()
     for path in judge.iterdir():
@@ -138,7 +138,7 @@ def test_first_words_keep_their_line_breaks():
     assert first_words(" \n", 3) == ""
 
 
-def test_a_table_with_everybody_in_it():
+def test_a_table_with_all_authors():
     texts = {"this model": ["it is is so", "a apple"], "people (val)": ["it is so now", "an apple"]}
     result = text_metrics(texts, 4, {"perplexity": lambda text: float(len(text))}, "judge")
     assert result.estimates["this model"]["distinct_1"].values == (0.75, 1.0)

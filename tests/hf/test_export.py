@@ -1,4 +1,4 @@
-"""Runs as Hugging Face models: what an export holds, who can load it, and what is refused."""
+"""Exports: what they contain, how they can be loaded, and what is refused."""
 
 import importlib.util
 import json
@@ -26,7 +26,7 @@ from nrgpt.train.runs import load_run
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A tiny NRGPT, trained for a moment."""
+    """A tiny NRGPT, trained for a few iterations."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NRGPT_DATA", str(tmp_path_factory.getbasetemp() / "data"))
         folder = tmp_path_factory.mktemp("hf") / "run"
@@ -43,12 +43,12 @@ def exported(run):
 
 @pytest.fixture
 def copied(exported, tmp_path):
-    """An export to be spoilt."""
+    """A copy of the export that a test may damage."""
     return shutil.copytree(exported, tmp_path / "copied")
 
 
 def python(code, folder, **environment):
-    """Run code in a process of its own, as someone would who has not installed nrgpt."""
+    """Run code in a new process in which nrgpt is not installed."""
     without = (
         "import importlib.machinery, importlib.util, sys\n"
         "sys.path = [p for p in sys.path if not importlib.util.find_spec('nrgpt') or"
@@ -75,7 +75,7 @@ def test_logits_are_equal_bit_for_bit(run, exported):
     assert torch.equal(theirs(idx).logits, ours(idx)[0])
     assert theirs.config.model_config() == ours.cfg
     prompts = idx[:, :9]
-    # Without a mask, transformers would take the <end>s in the prompts for padding.
+    # Without a mask, transformers would treat <end> in the prompts as padding.
     mask = torch.ones_like(prompts)
     options = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None}
     new = theirs.generate(prompts, attention_mask=mask, **options)
@@ -100,7 +100,7 @@ def test_the_tokenizer_and_the_pipeline(run, exported):
         ]
         assert said == [loaded.tokenizer.decode(tokens) for tokens in ours]
     assert write("", **options)  # starts with <end>
-    # Past the context; unsaid, the pipeline asks for more tokens than it has.
+    # Past the context.
     long = write(text, do_sample=False, eos_token_id=-1, max_new_tokens=60)
     assert len(tokenizer(long[0]["generated_text"]).input_ids) == len(loaded.encode(text)) + 60
     with pytest.raises(Exception, match="UNK"):
@@ -213,7 +213,7 @@ def test_an_index_may_name_nothing_but_safetensors(copied, file):
     with pytest.raises(ValueError, match=rf"names '{file}': only safetensors"):
         AutoModelForCausalLM.from_pretrained(copied)
     (copied / "model.safetensors.index.json").write_text("[]")
-    with pytest.raises(ValueError, match="is no index of weights"):
+    with pytest.raises(ValueError, match="is not an index of weights"):
         AutoModelForCausalLM.from_pretrained(copied)
     assert not os.path.exists("opened")
 
@@ -286,7 +286,7 @@ def test_push_says_what_is_wrong(run, monkeypatch):
         assert "not logged in" in nrgpt("push", run, "--repo", "me/mine", code=2)
     monkeypatch.setenv("HF_TOKEN", "hf_of_nobody")
     assert "must be NAME or OWNER/NAME" in nrgpt("push", run, "--repo", "a/b/c", code=2)
-    # An address of this machine where nobody listens.
+    # A local address without a server.
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(ValueError, match="the Hub cannot be reached"):
         push_run(run, "me/mine")
@@ -302,7 +302,7 @@ def test_the_how_to(exported):
 
 
 def test_exported_code_goes_without_triton_kernels(exported):
-    """They are not carried: on a GPU, plain operations must be chosen."""
+    """They are not exported, so plain operations must be used on a GPU."""
     path = exported / "nrgpt_kernels_dispatch.py"
     spec = importlib.util.spec_from_file_location("exported_dispatch", path)
     module = importlib.util.module_from_spec(spec)

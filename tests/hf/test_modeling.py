@@ -1,4 +1,4 @@
-"""transformers' interface against our own model: the same numbers, the same tokens."""
+"""Our model gives the same numbers and tokens through transformers' interface."""
 
 import pytest
 import torch
@@ -22,13 +22,13 @@ GREEDY = {"do_sample": False}
 
 
 def small(**fields):
-    """Our model in float32, and the same one wrapped."""
+    """Our model in float32, and the same model wrapped."""
     model = randomised(config(**fields)).float()
     return model, wrapped(model)
 
 
 def padded(prompts):
-    """Left-padded with a number that the vocabulary lacks, and the mask."""
+    """Left-padded with a number outside the vocabulary, and the mask."""
     longest = max(map(len, prompts))
     idx = torch.tensor([[99] * (longest - len(p)) + p for p in prompts])
     return idx, (idx != 99).long()
@@ -89,7 +89,7 @@ def test_saved_and_loaded_bit_for_bit(fields, tmp_path):
 
 @pytest.mark.parametrize("rate", RATES)
 def test_a_new_model_starts_as_ours(rate):
-    """transformers must not initialise anything once more."""
+    """transformers must not initialise anything again."""
     cfg = config(rate=rate)
     torch.manual_seed(3)
     ours = LanguageModel(cfg).state_dict()
@@ -202,7 +202,7 @@ def test_labels_are_shifted_inside():
     part = wrapper(idx, labels=idx, num_items_in_batch=torch.tensor(48)).loss
     assert part.item() == pytest.approx(expected.item() / 2, abs=1e-6)
     assert len(wrapper(idx, labels=idx, return_dict=False)) == 2
-    # Padding, on either side, and what would have to be predicted from it, do not count.
+    # Padding on either side does not count, nor do predictions from it.
     text = idx[:1, :5]
     _, expected = model(text[:, :-1], text[:, 1:])
     for left, right in ((3, 0), (0, 3), (1, 2)):
@@ -288,7 +288,7 @@ def test_an_empty_prompt_starts_with_the_first_token():
 
 
 def test_a_batch_with_nothing_to_predict_adds_nothing():
-    """As Trainer asks for it, which sums the losses of several batches."""
+    """Trainer adds up the losses of several batches."""
     _, wrapper = small()
     idx = torch.randint(11, (2, 7))
     nothing = torch.full_like(idx, -100)

@@ -1,4 +1,4 @@
-"""`import nrgpt` is enough for the Auto classes, whatever is imported first, and stays light."""
+"""`import nrgpt` registers the Auto classes, in any order of imports, and stays light."""
 
 import subprocess
 import sys

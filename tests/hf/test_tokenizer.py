@@ -1,4 +1,4 @@
-"""Fast tokenizers against ours: the same numbers, the same texts."""
+"""Fast tokenizers give the same token numbers and texts as ours."""
 
 import os
 
@@ -27,7 +27,7 @@ def test_characters(tmp_path):
         assert theirs.decode(ours.encode(text)) == text
     both = theirs(["he", "hello"], padding=True)
     assert both.attention_mask == [[0, 0, 0, 1, 1], [1, 1, 1, 1, 1]]
-    assert both.input_ids[0][0] == ours.vocab_size  # nobody's number: it is never read
+    assert both.input_ids[0][0] == ours.vocab_size  # outside the vocabulary, but never read
     assert theirs.decode(both.input_ids[0], skip_special_tokens=True) == "he"
     with pytest.raises(Exception, match="UNK"):
         theirs("Zürich")

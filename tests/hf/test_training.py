@@ -20,7 +20,7 @@ def folder(tmp_path):
 
 
 def collate(texts):
-    """Left-padded, as our tokenizers do it."""
+    """Left-padded, as by our tokenizers."""
     longest = max(len(text["input_ids"]) for text in texts)
     short = [longest - len(text["input_ids"]) for text in texts]
     idx = torch.tensor([[0] * n + text["input_ids"] for n, text in zip(short, texts, strict=True)])

@@ -1,4 +1,4 @@
-"""Checkpoints of the authors' classes, against a plain reading of what those classes compute."""
+"""The authors' checkpoints, compared with a plain implementation of their classes."""
 
 import pytest
 import torch
@@ -50,7 +50,7 @@ def released_state_dict(kind, *, strict=False, hidden=4 * D, dtype=torch.float32
 
 
 def released_logits(kind, w, idx, strict):
-    """What the authors' class computes, from its description."""
+    """What the authors' class computes."""
 
     def ln(x, name):
         return F.layer_norm(x, (D,), w[f"{name}.weight"], w[f"{name}.bias"], 1e-5)
@@ -104,7 +104,7 @@ def released_logits(kind, w, idx, strict):
     return linear(ln(x, "ln_f"), "lm_head")
 
 
-def test_energy_models_need_no_heads_that_divide_the_width():
+def test_the_number_of_heads_need_not_divide_the_width():
     w = released_state_dict("NRGPT_H_FF2W")
     w |= {key.replace(".2.", ".3."): v for key, v in w.items() if ".heads.2." in key}
     w |= {key.replace(".2.", ".4."): v for key, v in w.items() if ".heads.2." in key}

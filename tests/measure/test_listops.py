@@ -37,7 +37,7 @@ def model_config(**fields):
 
 
 class Scripted(LanguageModel):
-    """Continues each prompt as it is told: ``says[prompt]``, then END for ever."""
+    """Continues each prompt with ``says[prompt]``, and then with END forever."""
 
     def __init__(self, says):
         super().__init__(model_config())
@@ -54,7 +54,7 @@ class Scripted(LanguageModel):
 
 
 def accuracy_of(change, **options):
-    """Of a model that gives ``change(test)`` as its solution, without or with an END."""
+    """The accuracy of a model whose solution is ``change(test)``."""
     says = {test.prompt: change(test) for test in TESTS}
     return listops_accuracy(Scripted(says), TESTS, TOKENIZER, cache="none", **options)
 
@@ -151,7 +151,7 @@ def test_a_model_that_learned_the_tests():
     result = listops_accuracy(model, tests, TOKENIZER)
     assert result.chains == Score(len(tests), len(tests))
     assert result.total >= 3
-    assert model.training  # as it was
+    assert model.training  # unchanged
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -192,7 +192,7 @@ def test_for_json_and_for_the_screen():
         ({}, TESTS, SymbolTokenizer(["a", "b"]), {}, "must be that of a ListOps dataset"),
         ({}, TESTS, GPT2Tokenizer(), {}, "must be that of a ListOps dataset"),
         ({"vocab_size": 16}, TESTS, TOKENIZER, {}, "vocab_size = 16: .* tokenizer's, 17"),
-        ({"context": 7}, TESTS, TOKENIZER, {}, "longest prompt has .* context = 7"),
+        ({"context": 7}, TESTS, TOKENIZER, {}, "tokens in the longest prompt = .* context = 7"),
         ({}, TESTS, TOKENIZER, {"steps": 0}, "steps = 0: must be"),
     ],
 )

@@ -1,4 +1,4 @@
-"""nrgpt evaluate: losses in bits of text, what is shown and what is written."""
+"""nrgpt evaluate: losses in nats and bits, and what is printed and written."""
 
 import json
 import math
@@ -43,7 +43,7 @@ def test_bits_per_character(run):
 
 @pytest.mark.parametrize("stride", [None, 1, 24])
 def test_every_token_once(run, stride, monkeypatch):
-    """Against a window for each token; and hardly any logits are made but of what counts."""
+    """Compare with one window per token, and check that few unneeded logits are computed."""
     model, made = run.model, []
 
     def spy(logits, *others, **options):
@@ -75,7 +75,7 @@ def test_bits_per_byte():
     assert bits.per_unit == pytest.approx(2 * (len(tokens) - 1) / math.log(2) / bits.units)
 
 
-def test_symbols_that_are_no_text_have_no_bits():
+def test_symbols_that_are_not_text_have_no_bits():
     stream = TokenStream("val", [np.zeros(3, np.uint16)])
     assert bits_of_text(SplitLoss(1.0, 2, 1), stream, SymbolTokenizer(["max", "("])) is None
 

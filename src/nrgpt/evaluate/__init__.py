@@ -1,1 +1,1 @@
-"""Evaluation: losses of whole splits, ListOps accuracy, text metrics, tasks of lm-eval."""
+"""Evaluation: text metrics, MMLU and the tasks of lm-eval."""

@@ -1,15 +1,15 @@
-"""Packages that only some evaluations need: imported where used, and missed with a way out."""
+"""Packages that only some evaluations need. They are imported where they are used."""
 
 import importlib
 from typing import Any
 
 
 class MissingExtra(ImportError, ValueError):
-    """A package that is not installed; a ValueError too, since it is the user's to mend."""
+    """A package is not installed. Also a ValueError, since the user can fix it."""
 
 
 def need(module: str, what_for: str) -> Any:
-    """The imported module; if it is not installed, an error that says how to get it."""
+    """Import a module, or raise an error that says how to install it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -1,16 +1,8 @@
-r"""Grammar quality: mistakes that rules can find, spelling, readability, and two scores of them.
+r"""Grammar quality: mistakes found by rules, spelling, readability, and two scores made of them.
 
-    gqs        100 (0.5 exp(-e/5) + 0.3 s + 0.2 r)
-    gqs_paper  0.5 max(0, 1 - e/100) + 0.3 s' + 0.2 (1 if the grade is in 8 .. 12, else 0.7)
-
-with e the mistakes per 100 words, each weighted by its severity. s' is the share of words that are
-in the dictionary; s is 1 if all are, where names count as known, and falls to 0 when a quarter is
-not. r is 1 for a Flesch-Kincaid grade from 3 to 14 and falls to 0 within ten grades on either side.
-
-The paper's parts leave little room between good and bad text: ten mistakes in 100 words cost 0.05
-of 1, and a text half of whose words are none still gets 0.79. Hence ``gqs``, where the mistakes
-cost 43 of 100 and such words all that spelling can give. The rules are our own, in ten categories
-like the paper's, so ``gqs_paper`` has its weights and not its values.
+The formulas are in docs/evaluation.md. ``gqs_paper`` has the paper's weights, but its values cannot
+be compared with the paper's: the paper's rules are not published, so these are our own. It barely
+separates good from bad text (ten mistakes in 100 words cost 0.05 out of 1), hence ``gqs``.
 """
 
 import functools
@@ -22,19 +14,13 @@ from typing import Any
 
 from .extras import need
 
-SEVERITY = {
-    "agreement": 1.0,
-    "tense": 1.0,
-    "structure": 1.0,
-    "pronouns": 0.7,
-    "articles": 0.7,
-    "prepositions": 0.7,
-    "repetition": 0.7,
-    "word choice": 0.5,
-    "capitals": 0.3,
-    "punctuation": 0.3,
+SEVERITIES = {  # 1 breaks the sentence, 0.3 is a slip of typing
+    1.0: ("agreement", "tense", "structure"),
+    0.7: ("pronouns", "articles", "prepositions", "repetition"),
+    0.5: ("word choice",),
+    0.3: ("capitals", "punctuation"),
 }
-"""Of ten categories: 1 breaks the sentence, 0.3 is a matter of typing."""
+SEVERITY = {name: severity for severity, names in SEVERITIES.items() for name in names}
 
 START = r"(?:^|(?<=[.!?]\s))"  # of a sentence
 PAST = r"(?:went|came|saw|gave|knew|took|began|was|were|had)"
@@ -74,9 +60,9 @@ RULES: dict[str, tuple[str, ...]] = {
         r"\b[Ii]ts (?:a|an|the|not|been)\b",
     ),
     "articles": (
-        # "a unit", "a European", "a one": the letter is a vowel, the sound is none.
+        # "a unit", "a European", "a one": they start with a vowel but do not sound like it.
         rf"(?:\ba|{START}A) (?!(?:one|once|eu|ewe|u[bfkrstn][iaeu]|unanim)\w*)[aeiou][a-z]+\b",
-        # An hour and an historian may keep it; "an" for "if" stands before a pronoun.
+        # "an hour", "an historian" are fine; before a pronoun, "an" is an old word for "if".
         rf"(?:\ban|{START}An) (?!(?:thou|thee|ye|you|they|we|your)\b)[bcdfgjklmnpqrstvwyz][a-z]+\b",
         r"\b(?:a|an|the) (?:a|an|the|my|his|their|our)\b(?!-)",
     ),
@@ -96,7 +82,7 @@ RULES: dict[str, tuple[str, ...]] = {
         r"\b(?:alot|irregardless|could care less)\b",
     ),
     "capitals": (
-        # Not after "Mr.", "e.g." or an initial: their full stops end no sentence.
+        # Full stops after "Mr.", "e.g." or an initial do not end a sentence.
         r"(?<!\.)(?<!\b[A-Za-z])(?<!\b(?:Mr|Dr|St|vs|No))(?<!\b(?:Mrs|etc))\. [a-z]",
         r"(?<![\w.'(])i(?:'m|'ll|'ve|'d)?(?![\w.')-])",
         r"\b(?:monday|tuesday|wednesday|thursday|friday|saturday|sunday)s?\b",
@@ -110,7 +96,7 @@ RULES: dict[str, tuple[str, ...]] = {
         r"\( | \)",
     ),
 }
-"""Regular expressions of mistakes, of text with single spaces. They know upper from lower case."""
+"""Regular expressions that match mistakes, case-sensitively, in text with single spaces."""
 
 
 @dataclass(frozen=True)
@@ -124,18 +110,14 @@ class Mistake:
         return SEVERITY[self.category]
 
 
-@functools.cache
-def compiled() -> tuple[tuple[str, re.Pattern[str]], ...]:
-    return tuple((name, re.compile(rule)) for name, rules in RULES.items() for rule in rules)
-
-
 def mistakes(text: str) -> list[Mistake]:
-    """What the rules find, in the order of the text; positions are in text of single spaces."""
+    """What the rules find, in order. Positions count in the text with single spaces."""
     text = " ".join(text.split())
     found = [
         Mistake(category, match.group(), match.start())
-        for category, rule in compiled()
-        for match in rule.finditer(text)
+        for category, rules in RULES.items()
+        for rule in rules
+        for match in re.finditer(rule, text)
     ]
     return sorted(found, key=lambda mistake: (mistake.start, mistake.category))
 
@@ -149,7 +131,7 @@ WORD = re.compile(r"[A-Za-z]+(?:['’][A-Za-z]+)*")  # noqa: RUF001
 
 
 def is_known(word: str) -> bool:
-    """Whether it is in the dictionary, which is American, or, with an apostrophe, its parts are."""
+    """Whether the (American) dictionary has the word or, around an apostrophe, its parts."""
     word = word.lower().replace("’", "'")  # noqa: RUF001
     american = {word.replace("our", "or"), re.sub(r"is(?=e|ing|ation)", "iz", word)}
     known = dictionary().known
@@ -160,8 +142,8 @@ def is_known(word: str) -> bool:
 
 
 def spelling(text: str, *, forgive_names: bool = True) -> float:
-    """The share of words that the dictionary knows. A capital within a sentence makes a name, and
-    so do capitals throughout; at the start of a sentence or a line it does not."""
+    """The share of words that the dictionary knows. A name is a word in capitals, or one that
+    starts with a capital but not a sentence or a line."""
     total, known = 0, 0
     for match in WORD.finditer(text):
         word = match.group()
@@ -174,7 +156,7 @@ def spelling(text: str, *, forgive_names: bool = True) -> float:
 
 
 def syllables(word: str) -> int:
-    """Groups of vowels, less a silent e, or -ed, at the end; at least one."""
+    """The number of vowel groups, without a silent -e or -ed at the end; at least one."""
     word = re.sub(r"[^a-z]", "", word.lower())
     groups = len(re.findall(r"[aeiouy]+", word))
     if re.search(r"[^aeiouyl]e$|[aeiouy]le$|[^aeiouytd]ed$|[^aeiouysxzcg]es$", word):
@@ -183,7 +165,7 @@ def syllables(word: str) -> int:
 
 
 def sentences(text: str) -> list[str]:
-    """Pieces that end in . ! ? or an empty line, and have a letter."""
+    """Pieces that end in . ! ? or an empty line and contain a letter."""
     pieces = re.split(r"(?<=[.!?])[\"')]*\s+|\n\s*\n", text)
     return [" ".join(piece.split()) for piece in pieces if re.search(r"[A-Za-z]", piece)]
 
@@ -201,23 +183,21 @@ def flesch_kincaid(text: str) -> float:
 class Grammar:
     gqs: float
     gqs_paper: float
-    mistakes_per_100_words: float
-    """Weighted by severity."""
+    mistakes_per_100_words: float  # weighted by severity
     spelling: float
     grade: float
     counts: dict[str, int]
 
 
 def grammar(text: str) -> Grammar:
-    """Everything about one text. A text without a word has no quality: its scores are 0."""
+    """All measures of one text. Without any words, its scores are 0."""
     words = len(WORD.findall(text))
     if words == 0:
         return Grammar(0.0, 0.0, 0.0, 0.0, 0.0, {})
     found = mistakes(text)
     rate = 100 * sum(mistake.severity for mistake in found) / words
     grade, known = flesch_kincaid(text), spelling(text)
-    outside = max(0.0, 3 - grade, grade - 14)
-    readable = max(0.0, 1 - outside / 10)
+    readable = max(0.0, 1 - max(0.0, 3 - grade, grade - 14) / 10)
     spelled = max(0.0, 1 - 4 * (1 - known))
     gqs = 100 * (0.5 * math.exp(-rate / 5) + 0.3 * spelled + 0.2 * readable)
     paper = 0.5 * max(0.0, 1 - rate / 100) + 0.3 * spelling(text, forgive_names=False)

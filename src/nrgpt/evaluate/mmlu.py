@@ -1,11 +1,11 @@
-"""MMLU, five-shot, by likelihood: which of " A", " B", " C", " D" the model finds likeliest.
+"""MMLU, five-shot, by likelihood: the answer is the likeliest of " A", " B", " C", " D".
 
-The questions come from a folder of csv files,
+The questions come from the Hub (cais/mmlu) or from a folder of csv files, with answers 0 to 3:
 
     dev/<subject>_dev.csv, test/<subject>_test.csv: question,choice0,choice1,choice2,choice3,answer
 
-with answers 0 to 3, or from the Hub (cais/mmlu). The paper's table has seven columns and does not
-say which of the 57 subjects are in each: GROUPS is our reading of their names.
+The paper's table has seven columns but does not say which of the 57 subjects belong to which.
+GROUPS is our guess, based on their names.
 """
 
 import contextlib
@@ -21,16 +21,15 @@ from typing import Any
 import torch
 from rich.progress import track
 from rich.table import Table
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ..check import suggestion
-from ..measure.listops import Score
+from ..measure.listops import SCORE_HEADINGS, Score, empty_table
 from ..train.runs import Run
 from .extras import need
 
-MMLU = "NRGPT_MMLU"
-"""Environment variable: the folder of the csv files, instead of the Hub."""
-
+MMLU = "NRGPT_MMLU"  # environment variable: a folder of csv files to use instead of the Hub
 HUB = "cais/mmlu"
 SHOTS = 5
 LETTERS = ["A", "B", "C", "D"]
@@ -69,7 +68,7 @@ OTHERS = (
     "professional_law", "professional_psychology", "public_relations", "security_studies",
     "sociology", "us_foreign_policy", "world_religions",
 )  # fmt: skip
-"""Subjects that the paper's table does not have."""
+"""Subjects that are not in the paper's table."""
 
 IN_TABLE = tuple(subject for subjects in GROUPS.values() for subject in subjects)
 SUBJECTS = (*IN_TABLE, *OTHERS)
@@ -80,21 +79,19 @@ def is_mmlu(task: str) -> bool:
 
 
 def subjects_of(tasks: Sequence[str], folder: Path | None) -> list[str]:
-    """The subjects that tasks name: ``mmlu`` all, ``mmlu_paper`` those of the paper's table, and
-    ``mmlu_astronomy`` one. A folder may hold fewer than all."""
+    """The subjects of some tasks: ``mmlu`` means all, ``mmlu_paper`` those in the paper's table,
+    ``mmlu_astronomy`` one. A folder need not hold all of them."""
     wanted: set[str] = set()
     for task in tasks:
         every = {"mmlu": SUBJECTS, "mmlu_paper": IN_TABLE}.get(task)
         if every is None:
             wanted.add(task.removeprefix("mmlu_"))
-        elif folder is None:
-            wanted.update(every)
-        else:
-            there = {subject for subject in every if csv_file(folder, "test", subject).is_file()}
-            if not there:
-                expected = csv_file(folder, "test", every[0])
-                raise FileNotFoundError(f"{folder} has no subject of MMLU: no file like {expected}")
-            wanted.update(there)
+            continue
+        there = {s for s in every if folder is None or csv_file(folder, "test", s).is_file()}
+        if folder is not None and not there:
+            expected = csv_file(folder, "test", every[0])
+            raise FileNotFoundError(f"{folder} has no subject of MMLU: no file like {expected}")
+        wanted |= there
     return [subject for subject in SUBJECTS if subject in wanted]
 
 
@@ -103,7 +100,7 @@ def csv_file(folder: Path, split: str, subject: str) -> Path:
 
 
 def read_questions(path: Path) -> list[dict[str, Any]]:
-    """Questions, choices and answers of a file, as the Hub has them."""
+    """The questions, choices and answers in a file, in the Hub's format."""
     if not path.is_file():
         raise FileNotFoundError(f"MMLU: there is no file {path}")
     with path.open(newline="", encoding="utf-8") as file:
@@ -117,9 +114,8 @@ def read_questions(path: Path) -> list[dict[str, Any]]:
                     f"{path}: line {reader.line_num}: must be a question, four choices and an "
                     f"answer from 0 to 3"
                 )
-            choices = [row[f"choice{i}"] for i in range(4)]
-            answer = int(row["answer"])
-            questions.append({"question": row["question"], "choices": choices, "answer": answer})
+            question, *choices, answer = row.values()
+            questions.append({"question": question, "choices": choices, "answer": int(answer)})
     if not questions:
         raise ValueError(f"{path} has no questions")
     return questions
@@ -129,7 +125,7 @@ def read_examples(folder: Path, subject: str, shots: int) -> list[dict[str, Any]
     path = csv_file(folder, "dev", subject)
     examples = read_questions(path)
     if len(examples) < shots:
-        raise ValueError(f"{path}: has fewer than the {shots} examples of a prompt")
+        raise ValueError(f"{path}: has fewer than the {shots} examples that a prompt needs")
     return examples[:shots]
 
 
@@ -142,35 +138,48 @@ def prompt(question: Mapping[str, Any]) -> str:
 def mmlu_tasks(
     subjects: Sequence[str], folder: Path | None = None, shots: int = SHOTS
 ) -> list[Any]:
-    """Tasks of the harness, one for each subject, for any of its models."""
+    """Tasks for lm-eval, one per subject. They work with any of its models."""
     for subject in subjects:
         if subject not in SUBJECTS:
-            raise ValueError(
-                f"MMLU has no subject {subject!r}{suggestion(subject, list(SUBJECTS))}"
-            )
+            raise ValueError(f"MMLU has no subject {subject!r}{suggestion(subject, SUBJECTS)}")
     datasets = need("datasets", "MMLU")
     task_class = need("lm_eval.api.task", "MMLU").ConfigurableTask
 
-    def load(subject: str) -> Any:
-        if folder is None:
-            return datasets.load_dataset(HUB, subject)
-        splits = {split: csv_file(folder, split, subject) for split in ("dev", "test")}
-        rows = {split: read_questions(path) for split, path in splits.items()}
-        read_examples(folder, subject, shots)
-        return {split: datasets.Dataset.from_list(rows[split]) for split in rows}
-
     class Subject(task_class):  # type: ignore[misc,valid-type]
-        """ConfigurableTask's own loaders write copies of local files into a cache."""
+        """Reads files itself: ConfigurableTask would write copies of them into a cache."""
 
         def download(self, dataset_kwargs: Any = None, **options: Any) -> None:
-            self.dataset = load(self.config.dataset_name)
+            subject = self.config.dataset_name
+            if folder is None:
+                self.dataset = datasets.load_dataset(HUB, subject)
+                return
+            rows = {
+                "test": read_questions(csv_file(folder, "test", subject)),
+                "dev": read_examples(folder, subject, shots),
+            }
+            self.dataset = {split: datasets.Dataset.from_list(rows[split]) for split in rows}
 
         def build_all_requests(self, **options: Any) -> None:
-            with contextlib.redirect_stderr(io.StringIO()):  # a progress bar for each subject
+            with contextlib.redirect_stderr(io.StringIO()):  # hides a progress bar per subject
                 super().build_all_requests(**options)
 
-    names = track(subjects, "MMLU's subjects", disable=len(subjects) < 2)
-    return [Subject(config=task_config(name, shots)) for name in names]
+    same = {
+        "test_split": "test",
+        "fewshot_split": "dev",
+        "fewshot_config": {"sampler": "first_n"},
+        "num_fewshot": shots,
+        "output_type": "multiple_choice",
+        "doc_to_text": prompt,
+        "doc_to_choice": LETTERS,
+        "doc_to_target": "answer",
+        "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
+        "metadata": {"version": 1.0},
+    }
+    tasks = []
+    for name in track(subjects, "MMLU's subjects", disable=len(subjects) < 2):
+        own = {"task": f"mmlu_{name}", "dataset_name": name, "description": introduction(name)}
+        tasks.append(Subject(config=same | own))
+    return tasks
 
 
 def introduction(subject: str) -> str:
@@ -178,43 +187,25 @@ def introduction(subject: str) -> str:
     return f"The following are multiple choice questions (with answers) about {about}.\n\n"
 
 
-def task_config(subject: str, shots: int) -> dict[str, Any]:
-    return {
-        "task": f"mmlu_{subject}",
-        "dataset_name": subject,
-        "test_split": "test",
-        "fewshot_split": "dev",
-        "fewshot_config": {"sampler": "first_n"},
-        "num_fewshot": shots,
-        "output_type": "multiple_choice",
-        "description": introduction(subject),
-        "doc_to_text": prompt,
-        "doc_to_choice": LETTERS,
-        "doc_to_target": "answer",
-        "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
-        "metadata": {"version": 1.0},
-    }
-
-
 @dataclass(frozen=True)
 class MMLUResult:
     subjects: dict[str, Score]
     said: dict[str, int] | None = field(default=None, compare=False)
-    """How often each letter was the answer, where that is known: a model that always says A is
-    right in as many cases as A is."""
+    """How often the model chose each letter, if known. One that always says A is right as often
+    as A is the answer."""
 
     @property
     def groups(self) -> dict[str, Score]:
-        """The paper's groups, of all questions in each; those that were asked."""
-        return {
-            name: pooled([self.subjects[s] for s in subjects if s in self.subjects])
-            for name, subjects in GROUPS.items()
-            if any(s in self.subjects for s in subjects)
-        }
+        """The paper's groups, each over all its questions, as far as they were asked."""
+        found = {name: self.score_of(subjects) for name, subjects in GROUPS.items()}
+        return {name: score for name, score in found.items() if score is not None}
 
     @property
     def others(self) -> Score | None:
-        scores = [self.subjects[s] for s in OTHERS if s in self.subjects]
+        return self.score_of(OTHERS)
+
+    def score_of(self, subjects: Sequence[str]) -> Score | None:
+        scores = [self.subjects[s] for s in subjects if s in self.subjects]
         return pooled(scores) if scores else None
 
     @property
@@ -223,7 +214,7 @@ class MMLUResult:
 
     @property
     def average(self) -> tuple[float, float] | None:
-        """The mean of the groups, as the paper's last column, and its standard error; None
+        """The mean over the groups, like the paper's last column, and its standard error. None
         unless all groups were asked."""
         scores = list(self.groups.values())
         if len(scores) < len(GROUPS):
@@ -232,8 +223,7 @@ class MMLUResult:
         return mean, math.sqrt(sum(standard_error(score) ** 2 for score in scores)) / len(scores)
 
     def as_dict(self) -> dict[str, Any]:
-        average = self.average
-        others = self.others
+        average, others = self.average, self.others
         return {
             "groups": {name: with_error(score) for name, score in self.groups.items()},
             "others": others and with_error(others),
@@ -244,17 +234,12 @@ class MMLUResult:
         }
 
     def table(self) -> Table:
-        table = Table(title=f"MMLU, five-shot, {len(self.subjects)} of {len(SUBJECTS)} subjects")
-        table.add_column("group")
-        for heading in ("correct", "of", "accuracy", "standard error"):
-            table.add_column(heading, justify="right")
-        rows = list(self.groups.items())
-        if self.others is not None:
-            rows.append(("not in the paper's table", self.others))
-        rows.append(("all questions", self.overall))
-        for name, score in rows:
-            accuracy, error = percent(score.accuracy), percent(standard_error(score))
-            table.add_row(name, f"{score.correct:,}", f"{score.total:,}", accuracy, error)
+        title = f"MMLU, five-shot, {len(self.subjects)} of {len(SUBJECTS)} subjects"
+        table = empty_table(title, "group", *SCORE_HEADINGS[1:], "standard error")
+        others, overall = {"not in the paper's table": self.others}, {"all questions": self.overall}
+        for name, score in (self.groups | others | overall).items():
+            if score is not None:
+                table.add_row(name, *score.cells(digits=1), percent(standard_error(score)))
         if (average := self.average) is not None:
             table.add_row("mean of the groups", "", "", percent(average[0]), percent(average[1]))
         return table
@@ -269,41 +254,41 @@ def ask(
     shots: int = SHOTS,
     batch_size: int = 32,
 ) -> MMLUResult:
-    """The same questions and scores without the harness, whose packages not every machine has:
-    of a question, one forward pass and four logits. ``limit``: so many of each subject."""
+    """The same questions and scores without lm-eval, which may not be installed. Each question
+    takes one forward pass. ``limit`` is the largest number of questions per subject."""
     answers = [run.encode(f" {letter}") for letter in LETTERS]
     if len({tuple(answer[:-1]) for answer in answers}) > 1:
-        raise ValueError("MMLU: these tokens tell the four letters apart before their last one")
+        raise ValueError(
+            "MMLU: the four letters must differ only in their last token; with this tokenizer they "
+            "do not, so use nrgpt evaluate --tasks mmlu"
+        )
     last = torch.tensor([answer[-1] for answer in answers])
-    asked: list[tuple[list[int], str, int]] = []
+    asked: list[tuple[Tensor, str, int]] = []
     for subject in subjects_of(["mmlu"], folder):
         examples = read_examples(folder, subject, shots)
         shown = [f"{prompt(one)} {LETTERS[one['answer']]}\n\n" for one in examples]
         before = "".join([introduction(subject), *shown])
         for question in read_questions(csv_file(folder, "test", subject))[:limit]:
-            tokens = [*run.encode(before + prompt(question)), *answers[0][:-1]]
+            tokens = torch.tensor([*run.encode(before + prompt(question)), *answers[0][:-1]])
             asked.append((tokens[-run.model.cfg.context :], subject, question["answer"]))
     asked.sort(key=lambda one: -len(one[0]))
-    right: Counter[str] = Counter()
-    letters: Counter[str] = Counter(dict.fromkeys(LETTERS, 0))
+    right, letters = Counter[str](), dict.fromkeys(LETTERS, 0)
     for i in track(range(0, len(asked), batch_size), "MMLU"):
         batch = asked[i : i + batch_size]
-        rows = [torch.tensor(tokens) for tokens, _, _ in batch]
+        rows = [tokens for tokens, _, _ in batch]
         idx = pad_sequence(rows, batch_first=True).to(run.model.tokens.device)
-        # What stands right of a token, a causal model ignores.
-        x = run.model.last_state(idx, dropout=False)
+        x = run.model.last_state(idx, dropout=False)  # a causal model ignores padding on the right
         ends = torch.tensor([len(row) - 1 for row in rows], device=idx.device)
         logits = run.model.readout(x[torch.arange(len(rows), device=idx.device), ends])
         if not logits.isfinite().all():
             raise ValueError("MMLU: the model's logits are not finite")
         said = logits[:, last.to(idx.device)].argmax(-1).tolist()
-        letters.update(LETTERS[one] for one in said)
-        right.update(
-            subject for (_, subject, answer), one in zip(batch, said, strict=True) if one == answer
-        )
+        for (_, subject, answer), one in zip(batch, said, strict=True):
+            letters[LETTERS[one]] += 1
+            right[subject] += one == answer
     totals = Counter(subject for _, subject, _ in asked)
     scores = {name: Score(right[name], total) for name, total in totals.items()}
-    return MMLUResult(scores, dict(letters))
+    return MMLUResult(scores, letters)
 
 
 def pooled(scores: Sequence[Score]) -> Score:
@@ -311,7 +296,7 @@ def pooled(scores: Sequence[Score]) -> Score:
 
 
 def standard_error(score: Score) -> float:
-    """Of the mean of so many independent questions, as the harness has it."""
+    """Of the accuracy over independent questions, as lm-eval computes it."""
     p = score.accuracy
     return math.sqrt(p * (1 - p) / (score.total - 1)) if score.total > 1 else float("nan")
 

@@ -1,8 +1,8 @@
-"""RUN/evaluation.json: what was measured, one entry for each set of settings.
+"""RUN/evaluation.json: all results, with one entry per set of settings.
 
     {"entries": [{"settings": {"split": "val", "steps": 8, ...}, "loss": {...}, ...}, ...]}
 
-Measuring again with the same settings replaces what was measured before.
+Measuring again with the same settings replaces the earlier result.
 """
 
 import json
@@ -26,14 +26,14 @@ def read_record(run: Path) -> list[dict[str, Any]]:
             raise ValueError("an entry has no settings")
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
-            f"{path} cannot be read ({error!r}); move it away to begin a new one"
+            f"{path} cannot be read ({error!r}); move it away to start a new one"
         ) from error
     return list(entries)
 
 
 def write_record(run: Path, settings: Mapping[str, Any], results: Mapping[str, Any]) -> None:
-    """Add results to the entry of these settings; results of the same name are replaced."""
-    settings = json.loads(json.dumps(settings))  # as it will be read: tuples become lists
+    """Add results to the entry of these settings, replacing results of the same name."""
+    settings = json.loads(json.dumps(settings))  # as it will be read back: tuples become lists
     entries = read_record(run)
     entry = next((e for e in entries if e["settings"] == settings), None)
     if entry is None:

@@ -1,4 +1,4 @@
-"""Texts of one length to compare: written by a model, and by people in the same dataset."""
+"""Texts of equal length to compare: some by a model, some by people from the same dataset."""
 
 import re
 
@@ -11,11 +11,7 @@ from ..data.tokenizer import GPT2Tokenizer, SymbolTokenizer, Tokenizer
 from ..decode.generate import Sampling, stream
 from ..train.runs import Run
 
-LOOKED_AT = 32
-"""Tokens between two looks at whether the texts are long enough."""
-
-TOKENS_PER_WORD = {"characters": 12, "byte pairs": 4}
-"""Generation stops at so many, however few words there are."""
+TOKENS_PER_WORD = {"characters": 12, "byte pairs": 4}  # at most
 
 
 def kind_of(tokenizer: Tokenizer) -> str:
@@ -27,16 +23,14 @@ def kind_of(tokenizer: Tokenizer) -> str:
 
 
 def decoded(tokenizer: Tokenizer, tokens: list[int]) -> str:
-    """Without what stands between documents, and without half a character at the end."""
-    text = tokenizer.decode(tokens).replace("<|endoftext|>", "\n\n")
-    return text.rstrip("\ufffd")
+    """The text, without the marks between documents or half a character at the end."""
+    return tokenizer.decode(tokens).replace("<|endoftext|>", "\n\n").rstrip("\ufffd")
 
 
 def first_words(text: str, words: int) -> str:
-    """The first so many words as they stand, line breaks too."""
-    text = text.lstrip()
-    ends = [match.end() for _, match in zip(range(words), re.finditer(r"\S+", text), strict=False)]
-    return text[: ends[-1]] if ends else ""
+    """The first ``words`` words, with the spaces and line breaks between them."""
+    found = re.match(rf"\s*((?:\S+\s*){{0,{words}}})", text)
+    return found[1].rstrip() if found else ""
 
 
 def model_texts(
@@ -49,21 +43,22 @@ def model_texts(
     seed: int = 0,
     progress: bool = False,
 ) -> list[str]:
-    """So many texts of so many words, each begun from nothing: from the end of a document or, of
-    characters, a newline. One may come out shorter, if the model will not part its words."""
+    """``number`` texts of ``words`` words. Each starts from the end of a document or, for
+    characters, from a newline. A text is shorter if the model writes too few spaces."""
     check(number >= 2, "samples", number, "at least 2, for an interval")
     check(words >= 2, "words", words, "at least 2")
     tokenizer = run.tokenizer
     most = words * TOKENS_PER_WORD[kind_of(tokenizer)]
-    generator = torch.Generator(run.model.tokens.device).manual_seed(seed)
+    start = GPT2Tokenizer.end_of_text
+    if isinstance(tokenizer, SymbolTokenizer):
+        start = tokenizer.number.get("\n", 0)
     texts: list[list[int]] = [[] for _ in range(number)]
-    sampling = Sampling(temperature=temperature)
     tokens = stream(
         run.model,
-        [[beginning(tokenizer)]] * number,
+        [[start]] * number,
         max_new_tokens=most,
-        sampling=sampling,
-        generator=generator,
+        sampling=Sampling(temperature=temperature),
+        generator=torch.Generator(run.model.tokens.device).manual_seed(seed),
         steps=steps,
     )
     with Progress(disable=not progress) as bar:
@@ -71,8 +66,8 @@ def model_texts(
         for i, new in enumerate(tokens, start=1):
             for row, token in new.items():
                 texts[row].append(token)
-            if i % LOOKED_AT == 0:
-                # One more than needed: the last word may go on.
+            if i % 32 == 0:  # decoding after every token would be slow
+                # The last word may not be complete yet.
                 least = min(len(decoded(tokenizer, text).split()) for text in texts) - 1
                 bar.update(task, completed=min(least, words))
                 if least >= words:
@@ -80,16 +75,9 @@ def model_texts(
     return [first_words(decoded(tokenizer, text), words) for text in texts]
 
 
-def beginning(tokenizer: Tokenizer) -> int:
-    if isinstance(tokenizer, GPT2Tokenizer):
-        return tokenizer.end_of_text
-    assert isinstance(tokenizer, SymbolTokenizer)
-    return tokenizer.number.get("\n", 0)
-
-
 def human_texts(tokens: TokenStream, tokenizer: Tokenizer, *, number: int, words: int) -> list[str]:
-    """So many texts of so many words, evenly spaced over a split, each from the start of a line if
-    there is one nearby, else of a word. A short split has shorter texts, which may overlap."""
+    """``number`` texts of ``words`` words, evenly spaced over a split. Each starts with a line if
+    one starts nearby, otherwise with a word. In a short split they are shorter and may overlap."""
     span = words * TOKENS_PER_WORD[kind_of(tokenizer)]
     texts = []
     for i in range(number):

@@ -1,4 +1,4 @@
-"""Tasks of the harness, lm-eval: MMLU in our definition, all others in the harness's own."""
+"""Tasks of lm-eval ("the harness"). MMLU is defined here, all others by the harness."""
 
 import os
 from collections.abc import Sequence
@@ -8,22 +8,19 @@ from typing import Any
 
 from rich.table import Table
 
-from ..measure.listops import Score
+from ..measure.listops import Score, empty_table
 from ..train.runs import Run
 from .extras import need
 from .mmlu import MMLU, MMLUResult, is_mmlu, mmlu_tasks, subjects_of
 
-SEED = 1234
-"""The harness's own, for tasks that draw their examples."""
+SEED = 1234  # the harness's default, for tasks that draw their examples
 
 
 @dataclass(frozen=True)
 class TaskResults:
     mmlu: MMLUResult | None
-    others: dict[str, dict[str, Any]]
-    """Metrics of each task and group of tasks, by the harness's names."""
-    truncated: int
-    """Prompts that did not fit and lost their beginning."""
+    others: dict[str, dict[str, Any]]  # by task or group of tasks
+    truncated: int  # number of prompts that were too long and lost their beginning
 
     def as_dict(self) -> dict[str, Any]:
         mmlu = {} if self.mmlu is None else {"mmlu": self.mmlu.as_dict()}
@@ -32,9 +29,7 @@ class TaskResults:
     def tables(self) -> list[Table]:
         tables = [] if self.mmlu is None else [self.mmlu.table()]
         if self.others:
-            table = Table(title="Tasks")
-            for heading in ("task", "metric", "value", "standard error"):
-                table.add_column(heading, justify="left" if heading == "task" else "right")
+            table = empty_table("Tasks", "task", "metric", "value", "standard error")
             for task, metrics in self.others.items():
                 for name, value in metrics["metrics"].items():
                     error = metrics["stderr"].get(name)
@@ -45,13 +40,12 @@ class TaskResults:
 
 
 def mmlu_folder(folder: Path | None) -> Path | None:
-    """Where MMLU's files are: as said, or as the environment says; None is the Hub."""
+    """Where MMLU's files are: as given, or as the environment says. None means the Hub."""
+    source = "--mmlu"
     if folder is None and MMLU in os.environ:
-        folder = Path(os.environ[MMLU])
-        if not folder.is_dir():
-            raise FileNotFoundError(f"{MMLU} = {folder}: there is no such folder")
+        source, folder = f"{MMLU} =", Path(os.environ[MMLU])
     if folder is not None and not folder.is_dir():
-        raise FileNotFoundError(f"--mmlu {folder}: there is no such folder")
+        raise FileNotFoundError(f"{source} {folder}: there is no such folder")
     return folder
 
 
@@ -65,8 +59,8 @@ def run_tasks(
     mmlu: Path | None = None,
     include: Path | None = None,
 ) -> TaskResults:
-    """Let the harness ask a model. ``limit`` is the most questions of a task; ``include`` is a
-    folder of further task files; ``mmlu`` one of MMLU's csv files."""
+    """Run tasks of the harness on a model. ``limit`` is the largest number of questions per task,
+    ``mmlu`` a folder of MMLU's csv files, ``include`` a folder with more task files."""
     need("lm_eval", "--tasks")
     from lm_eval.evaluator import evaluate
     from lm_eval.tasks import TaskManager
@@ -75,11 +69,12 @@ def run_tasks(
 
     ours = [task for task in tasks if is_mmlu(task)]
     theirs = [task for task in tasks if not is_mmlu(task)]
-    manager = TaskManager(include_path=include and str(include), include_defaults=False)
-    if not set(theirs) <= set(manager.all_tasks):  # to know all of the harness's takes seconds
-        manager = TaskManager(include_path=include and str(include))
-    known = set(manager.all_tasks)
-    if unknown := [task for task in theirs if task not in known]:
+    for include_defaults in (False, True):  # listing all of the harness's own takes seconds
+        manager = TaskManager(include_path=include, include_defaults=include_defaults)
+        unknown = [task for task in theirs if task not in manager.all_tasks]
+        if not unknown:
+            break
+    if unknown:
         raise ValueError(
             f"--tasks {','.join(unknown)}: must be mmlu, mmlu_paper, mmlu_<subject>, or a task "
             "that lm-eval knows (`lm_eval ls tasks` lists them)"
@@ -92,43 +87,34 @@ def run_tasks(
     except ConnectionError as error:
         raise ValueError(
             f"the data of --tasks {','.join(tasks)} is not on this machine and could not be "
-            f"downloaded ({error}); MMLU can come from files: --mmlu FOLDER"
+            f"downloaded ({error}); to read MMLU from files, use --mmlu FOLDER"
         ) from error
-    # As simple_evaluate does, which also asks git about whatever folder we are in.
+    # As in simple_evaluate, which we avoid because it also runs git in the current folder.
     for task in loaded["tasks"].values():
         task.set_fewshot_seed(seed=SEED)
         if task.get_config("num_fewshot") is None:
             task.set_config(key="num_fewshot", value=0)
     results = evaluate(lm=model, task_dict=loaded, limit=limit, log_samples=False)
+    metrics = results["results"] | results.get("groups", {})
+    scores = {}
+    for subject in subjects:
+        accuracy = metrics.pop(f"mmlu_{subject}")["acc,none"]
+        asked = results["n-samples"][f"mmlu_{subject}"]["effective"]
+        scores[subject] = Score(round(accuracy * asked), asked)
     return TaskResults(
-        mmlu=mmlu_result(results, subjects) if ours else None,
-        others={
-            name: readable(metrics)
-            for name, metrics in (results["results"] | results.get("groups", {})).items()
-            if name not in {f"mmlu_{subject}" for subject in subjects}
-        },
+        mmlu=MMLUResult(scores) if ours else None,
+        others={name: readable(found) for name, found in metrics.items()},
         truncated=model.truncated,
     )
 
 
-def mmlu_result(results: dict[str, Any], subjects: Sequence[str]) -> MMLUResult:
-    scores = {}
-    for subject in subjects:
-        asked = results["n-samples"][f"mmlu_{subject}"]["effective"]
-        accuracy = results["results"][f"mmlu_{subject}"]["acc,none"]
-        scores[subject] = Score(round(accuracy * asked), asked)
-    return MMLUResult(scores)
-
-
 def readable(metrics: dict[str, Any]) -> dict[str, dict[str, float | None]]:
-    """The harness's "acc,none" and "acc_stderr,none", taken apart."""
-    values: dict[str, float | None] = {}
-    errors: dict[str, float | None] = {}
+    """Split the harness's keys, such as "acc,none" and "acc_stderr,none"."""
+    found: dict[str, dict[str, float | None]] = {"metrics": {}, "stderr": {}}
     for key, value in metrics.items():
         metric, comma, filtered = key.partition(",")
-        if not comma:
-            continue
-        name = metric.removesuffix("_stderr") + ("" if filtered == "none" else f" ({filtered})")
-        is_number = isinstance(value, int | float)
-        (errors if metric.endswith("_stderr") else values)[name] = value if is_number else None
-    return {"metrics": values, "stderr": errors}
+        if comma:
+            name = metric.removesuffix("_stderr") + ("" if filtered == "none" else f" ({filtered})")
+            kind = "metrics" if metric == metric.removesuffix("_stderr") else "stderr"
+            found[kind][name] = value if isinstance(value, int | float) else None
+    return found

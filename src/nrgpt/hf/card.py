@@ -1,15 +1,14 @@
-"""The model card of an export, made from the run."""
+"""The model card of an export."""
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..model.config import ModelConfig
 from ..train.runs import Run
 
-FIGURE = "energies.png"
 TESTED = "transformers 5.22, tokenizers 0.23, peft 0.21, torch 2.13"
 
 CARD = """\
@@ -24,7 +23,8 @@ tags:
 # {name}
 
 {kind} of width {cfg.width} with {cfg.heads} heads and {cfg.steps} {steps}, for texts of up to \
-{cfg.context} tokens. This is the checkpoint at step {step:,} of its training with nrgpt {version}.
+{cfg.context} tokens. This is the checkpoint after {step:,} iterations of training with nrgpt \
+{version}.
 
 | | |
 |---|---|
@@ -44,7 +44,7 @@ new = model.generate(**inputs, max_new_tokens=20{num_steps})
 print(tokenizer.decode(new[0]))
 {output}```
 
-With nrgpt installed, `import nrgpt` instead of `trust_remote_code=True` will do. Tested with
+With nrgpt installed, `import nrgpt` replaces `trust_remote_code=True`. Tested with
 {tested}.
 {notes}
 ## Citation
@@ -82,13 +82,20 @@ PROMPTS = {"listops": "{function}(1,2) =", "shakespeare": "ROMEO:", "text": "Onc
 
 
 def write_card(run: Run, folder: Path, name: str) -> None:
-    """README.md and, where matplotlib is installed, the figure of energies that it shows."""
+    """Write README.md and, if matplotlib is installed, the figure of energies that it shows."""
     from .. import __version__
 
-    cfg = run.cfg.model
-    is_energy = cfg.block == "nrgpt"
-    figure = draw_energies(run, folder / FIGURE) if is_energy else ""
-    functions = run.cfg.data.listops.functions
+    cfg, data = run.cfg.model, run.cfg.data
+    notes, energies, num_steps, output = [], "", "", ""
+    if cfg.block == "nrgpt":
+        figure = draw_energies(run, folder / "energies.png")
+        energies = ENERGIES.format(certificate=run.model.certificate(), figure=figure)
+        output = "print(model(**inputs, output_energies=True).energies)\n"
+    if cfg.block != "gpt":
+        num_steps = f", num_steps={cfg.steps}"
+        notes.append("`num_steps` may differ from the number used in training.")
+    if data.task == "listops":
+        notes.append("Expressions may be written in the usual notation; commas are not tokens.")
     text = CARD.format(
         name=name,
         kind=KINDS[cfg.block],
@@ -97,75 +104,51 @@ def write_card(run: Run, folder: Path, name: str) -> None:
         version=__version__,
         step=run.step,
         table="\n".join(f"| {key} | {value} |" for key, value in facts(run).items()),
-        energies=ENERGIES.format(certificate=run.model.certificate(), figure=figure)
-        if is_energy
-        else "",
-        prompt=PROMPTS[run.cfg.data.task].format(function=functions[0]),
-        num_steps="" if cfg.block == "gpt" else f", num_steps={cfg.steps}",
-        output="print(model(**inputs, output_energies=True).energies)\n" if is_energy else "",
+        energies=energies,
+        prompt=PROMPTS[data.task].format(function=data.listops.functions[0]),
+        num_steps=num_steps,
+        output=output,
         tested=TESTED,
-        notes=notes(cfg, run.cfg.data.task),
+        notes=f"\n{' '.join(notes)}\n" if notes else "",
     )
     (folder / "README.md").write_text(text, encoding="utf-8")
 
 
-def notes(cfg: ModelConfig, task: str) -> str:
-    said = []
-    if cfg.block != "gpt":
-        said.append("`num_steps` may differ from the trained number.")
-    if task == "listops":
-        said.append("Expressions may be written as people do; commas are not tokens.")
-    return f"\n{' '.join(said)}\n" if said else ""
-
-
 def facts(run: Run) -> dict[str, str]:
-    counts = run.model.parameter_counts()
-    result = read_result(run.folder)
+    cfg, listops, counts = run.cfg, run.cfg.data.listops, run.model.parameter_counts()
     found = {
-        "task and data": describe_data(run),
-        "training": f"{run.cfg.iterations:,} iterations of {run.cfg.batch} texts, seed "
-        f"{run.cfg.seed}, {run.cfg.optimiser.name}",
+        "task and data": TASKS[cfg.data.task],
+        "training": f"{cfg.iterations:,} iterations of {cfg.batch} texts, seed {cfg.seed}, "
+        f"{cfg.optimiser.name}",
         "parameters, tied": f"{counts.tied:,}",
         "parameters, untied": f"{counts.untied:,}",
-        "the head": "tied to the embedding" if run.cfg.model.tied else "not tied",
+        "the head": "tied to the embedding" if cfg.model.tied else "not tied",
     }
+    if cfg.data.task == "listops":
+        numbers = f"of 0 to {listops.numbers - 1}, depth {listops.depth}"
+        found["task and data"] += f" ({', '.join(listops.functions)} {numbers})"
+    path = run.folder / "result.json"  # missing if the run has not finished
+    result: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
     if "val_loss_full" in result:
         found["validation loss"] = (
             f"{result['val_loss_full']:.4f} nats per token, over "
-            f"{result['val_loss_full_tokens']:,} tokens (at the end of the run, step "
-            f"{result['step']:,})"
+            f"{result['val_loss_full_tokens']:,} tokens (after iteration {result['step']:,}, the "
+            "end of the run)"
         )
     if "listops" in result:
-        accuracy = result["listops"]
+        score = result["listops"]
+        tests = "tests that combine numbers never combined in training"
         found["ListOps accuracy"] = (
-            f"{100 * accuracy['accuracy']:.2f} % of {accuracy['total']:,} tests that reduce "
-            "numbers never met together in training"
-            if run.cfg.data.listops.held_out
-            else f"{100 * accuracy['accuracy']:.2f} % of {accuracy['total']:,} new expressions"
-        ) + f" (at the end of the run, step {result['step']:,})"
+            f"{100 * score['accuracy']:.2f} % of {score['total']:,} "
+            f"{tests if listops.held_out else 'new expressions'} (after iteration "
+            f"{result['step']:,}, the end of the run)"
+        )
     return found
 
 
-def describe_data(run: Run) -> str:
-    data = run.cfg.data
-    said = TASKS[data.task]
-    if data.task == "listops":
-        ops = data.listops
-        said += f" ({', '.join(ops.functions)} of 0 to {ops.numbers - 1}, depth {ops.depth})"
-    return said
-
-
-def read_result(folder: Path) -> dict[str, Any]:
-    """What the run measured at its end; nothing, if it has not come to it."""
-    path = folder / "result.json"
-    return json.loads(path.read_text()) if path.is_file() else {}
-
-
 def draw_energies(run: Run, path: Path) -> str:
-    """The figure, and the line of the card that shows it; no figure without matplotlib, or where
-    the run's dataset is not and cannot be made."""
-    from importlib.util import find_spec
-
+    """Draw the figure and return the lines of the card that show it. Empty if matplotlib is not
+    installed, or if the run's dataset is missing and cannot be made again."""
     if find_spec("matplotlib") is None:
         return ""
     from ..dynamics.figures import energy_figure, save
@@ -181,5 +164,5 @@ def draw_energies(run: Run, path: Path) -> str:
     save(energy_figure(seen), path, ("png",))
     return (
         f"![Energies over the steps]({path.name})\n\nEnergies of {len(tokens)} validation tokens "
-        "over twice as many steps as trained (dotted line).\n\n"
+        "over twice as many steps as in training (dotted line).\n\n"
     )

@@ -14,11 +14,11 @@ THEIRS = {field.name for field in dataclasses.fields(PreTrainedConfig)} | {
     *("num_labels", "output_attentions", "quantization_config", "tokenizer_class", "torch_dtype"),
     *("use_cache", "bos_token_id", "eos_token_id", "pad_token_id"),
 }
-"""What transformers itself writes into a config.json, beside the parameters of generation."""
+"""What transformers itself writes into a config.json, besides generation parameters."""
 
 
 class NRGPTConfig(PreTrainedConfig):
-    """Every field of ModelConfig is an attribute of the same name; the usual names work too."""
+    """The fields of ModelConfig, under their own names and under transformers' usual names."""
 
     model_type = "nrgpt"
     attribute_map = {  # noqa: RUF012 (transformers' own convention)
@@ -37,14 +37,14 @@ class NRGPTConfig(PreTrainedConfig):
                 value = values.pop(usual)
                 if ours.setdefault(name, value) != value:
                     raise ValueError(
-                        f"{usual} = {value!r} and {name} = {ours[name]!r}: they are one field"
+                        f"{usual} = {value!r} and {name} = {ours[name]!r}: these are the same field"
                     )
         known = {*FIELDS, *self.attribute_map}
         theirs = THEIRS | GenerationConfig().to_dict().keys()
         for name in values:
             if name not in theirs and not name.startswith("_"):
                 raise ValueError(f"NRGPTConfig has no field {name!r}{suggestion(name, known)}")
-        model = ModelConfig(**ours)  # says what is wrong
+        model = ModelConfig(**ours)  # checks the values
         for name in FIELDS:
             setattr(self, name, getattr(model, name))
         super().__init__(**values)

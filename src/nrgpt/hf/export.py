@@ -1,14 +1,11 @@
-"""A run as a folder that Hugging Face's tools understand, with or without nrgpt installed."""
+"""A run as a folder that Hugging Face's tools can load, with or without nrgpt installed."""
 
 import os
 import shutil
-import tempfile
 from pathlib import Path
-from typing import Any
 
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedTokenizerFast
 
-from ..data.tokenizer import GPT2Tokenizer, SymbolTokenizer, Tokenizer
 from ..language_model import LanguageModel
 from ..train.runs import Run, load_run
 from .card import write_card
@@ -21,22 +18,29 @@ def export_run(
     run: Path | Run, to: Path, *, step: int | None = None, name: str | None = None
 ) -> Path:
     """Write config, weights, tokenizer, generation config, model card and code into ``to``, which
-    must not exist or be empty. It appears when it is complete. ``name`` is the card's title."""
+    must not exist or be empty. It only appears once complete. ``name`` is the card's title."""
     to = Path(to)
-    refuse_filled(to)
+    is_empty = to.is_dir() and not any(to.iterdir())
+    if os.path.lexists(to) and not is_empty:
+        raise FileExistsError(
+            f"{to} exists and is not an empty folder; choose another, or delete it"
+        )
     loaded = run if isinstance(run, Run) else load_run(Path(run), step)
-    to.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=f".{to.name}.", dir=to.parent))
+    wrapper = wrapped(loaded.model)
+    tokenizer = fast_tokenizer(loaded.tokenizer, loaded.cfg.model.context)
+    wrapper.generation_config = generation_config(tokenizer)
+    unfinished = to.with_name(f".{to.name}.{os.getpid()}")
     try:
-        wrapped(loaded.model, loaded.tokenizer).save_pretrained(unfinished)
-        fast_tokenizer(loaded.tokenizer, loaded.cfg.model.context).save_pretrained(unfinished)
+        unfinished.mkdir(parents=True)
+        wrapper.save_pretrained(unfinished)
+        tokenizer.save_pretrained(unfinished)
         write_card(loaded, unfinished, name or to.name)
-        # The temporary folder, and what safetensors writes, are for their maker alone.
-        unfinished.chmod(0o777 & ~current_umask())
-        for file in unfinished.iterdir():
-            file.chmod(0o666 & ~current_umask())
-        if to.exists():
-            to.rmdir()  # empty
+        # safetensors makes its files readable by their owner only.
+        mode = (unfinished / "config.json").stat().st_mode
+        for weights in unfinished.glob("*.safetensors"):
+            weights.chmod(mode)
+        if is_empty:
+            to.rmdir()
         unfinished.replace(to)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -44,39 +48,18 @@ def export_run(
     return to
 
 
-def refuse_filled(to: Path) -> None:
-    if to.is_dir() and not any(to.iterdir()):
-        return
-    if to.exists() or to.is_symlink():
-        raise FileExistsError(
-            f"{to} exists and is not an empty folder; choose another, or delete it"
-        )
-
-
-def wrapped(model: LanguageModel, tokenizer: Tokenizer | None = None) -> NRGPTForCausalLM:
-    """The model as transformers knows it; its weights are shared, not copied."""
+def wrapped(model: LanguageModel) -> NRGPTForCausalLM:
+    """The model in transformers' interface, sharing its weights."""
     wrapper = NRGPTForCausalLM(NRGPTConfig.from_model_config(model.cfg))
     wrapper.language_model = model
-    if tokenizer is not None:
-        wrapper.generation_config = GenerationConfig(**special_tokens(tokenizer))
     return wrapper.train(model.training)
 
 
-def special_tokens(tokenizer: Tokenizer) -> dict[str, Any]:
-    """What generation starts an empty prompt with, what ends a text, and whether to sample."""
-    if isinstance(tokenizer, GPT2Tokenizer):
-        names = ("bos_token_id", "eos_token_id", "pad_token_id")
-        return dict.fromkeys(names, tokenizer.end_of_text)
-    if not isinstance(tokenizer, SymbolTokenizer):
-        return {}
-    if END in tokenizer.number:
-        names = ("bos_token_id", "eos_token_id", "pad_token_id")
-        # transformers' pipeline samples unless told otherwise, and an answer is no matter of taste.
-        return {**dict.fromkeys(names, tokenizer.number[END]), "do_sample": False}
-    return {"bos_token_id": tokenizer.number.get("\n", 0)}
-
-
-def current_umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def generation_config(tokenizer: PreTrainedTokenizerFast) -> GenerationConfig:
+    """How a text starts if the prompt is empty, how it ends, and whether to sample."""
+    end = tokenizer.eos_token_id
+    if end is None:  # characters
+        return GenerationConfig(bos_token_id=tokenizer.get_vocab().get("\n", 0))
+    # ListOps has one right answer, but transformers' pipeline samples by default.
+    greedy = {"do_sample": False} if tokenizer.eos_token == END else {}
+    return GenerationConfig(bos_token_id=end, eos_token_id=end, pad_token_id=end, **greedy)

@@ -1,17 +1,14 @@
-"""LoRA with peft. Our weights are parameters that several places read, not nn.Linear modules, which
-is what peft wraps. ``as_linear`` lets each chosen weight be computed by such a module:
+"""LoRA with peft. peft wraps nn.Linear modules, but our weights are parameters that are read in
+several places. ``as_linear`` computes each chosen weight by an nn.Linear instead:
 
     model = as_linear(AutoModelForCausalLM.from_pretrained(folder), ["W_Q", "W_K", "W_1", "W_2"])
     model = peft.get_peft_model(model, peft.LoraConfig(target_modules=["linear"]))
     ...                                      # train it; model.save_pretrained writes the adapter
     model = as_parameters(model.merge_and_unload())                     # an ordinary model again
-
-peft's own way to parameters (``target_parameters``) acts inside of a module's forward; our terms
-are asked for their read-outs before that, once for all steps.
 """
 
 from collections.abc import Collection
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +20,8 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 class ByLinear(nn.Module):
-    """A weight W (..., out, in) as what ``linear`` makes of the identity: W, and W + B A once peft
-    has taken hold of it."""
+    """A weight W (..., out, in), computed by applying ``linear`` to the identity. This gives W,
+    and W + B A once peft has wrapped ``linear``."""
 
     def __init__(self, weight: Tensor):
         super().__init__()
@@ -39,8 +36,8 @@ class ByLinear(nn.Module):
 
 
 def as_linear(model: Model, names: Collection[str] | None = None) -> Model:
-    """The model, changed in place: its matrices with these names (those of the attention, unless
-    named) are ready for LoRA."""
+    """Prepare the matrices with these names (by default those of the attention) for LoRA. Changes
+    the model in place."""
     matrices = {
         (module, name)
         for module in model.modules()
@@ -53,20 +50,16 @@ def as_linear(model: Model, names: Collection[str] | None = None) -> Model:
     for name in names:
         if name not in known:
             raise ValueError(f"no matrix is called {name!r}{suggestion(name, known)}")
-    chosen = [(module, name) for module, name in matrices if name in names]
-    for module, name in chosen:
-        parametrize.register_parametrization(module, name, ByLinear(getattr(module, name)))
+    for module, name in matrices:
+        if name in names:
+            parametrize.register_parametrization(module, name, ByLinear(getattr(module, name)))
     return model
 
 
 def as_parameters(model: Model) -> Model:
-    """The model, changed in place: what ``as_linear`` did is undone, with the values of now."""
+    """Undo ``as_linear`` in place, but keep the current values."""
     for module in list(model.modules()):
-        if not parametrize.is_parametrized(module):
-            continue
-        assert isinstance(module.parametrizations, nn.ModuleDict)
-        for name, applied in list(module.parametrizations.items()):
-            assert isinstance(applied, parametrize.ParametrizationList)
-            if isinstance(applied[0], ByLinear):
-                parametrize.remove_parametrizations(module, name, leave_parametrized=True)
+        applied: Any = getattr(module, "parametrizations", {})
+        for name in [name for name, by in applied.items() if isinstance(by[0], ByLinear)]:
+            parametrize.remove_parametrizations(module, name, leave_parametrized=True)
     return model

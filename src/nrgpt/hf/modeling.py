@@ -1,6 +1,6 @@
-"""NRGPTModel and NRGPTForCausalLM: nrgpt's LanguageModel behind transformers' interface.
+"""NRGPTModel and NRGPTForCausalLM: nrgpt's model behind transformers' interface.
 
-Nothing is computed here. Padding is moved out of the way before LanguageModel sees a text.
+All computation is done by nrgpt. Padding is moved out of the way before the model sees a text.
 """
 
 import importlib
@@ -17,7 +17,7 @@ from transformers import GenerationMixin, PreTrainedModel
 from transformers.utils import ModelOutput
 
 from ..check import suggestion
-from ..interop.weights import align_memory, check_folder
+from ..interop.weights import align_memory, load_safetensors
 from ..kernels.loss import IGNORED_TARGET, plain_loss
 from ..model.network import Network
 from .configuration import NRGPTConfig
@@ -27,8 +27,8 @@ from .past import NRGPTCache
 
 @dataclass
 class NRGPTOutput(ModelOutput):
-    """``energies`` are those of the final state, by name, each (batch, tokens), 0 for padding.
-    ``hidden_states`` are x before the first step and after each one; ``last_hidden_state`` is the
+    """``energies`` of the final state, by name, each (batch, tokens), with 0 for padding.
+    ``hidden_states`` are x before the first step and after each step. ``last_hidden_state`` is the
     last of them after the final norm, which the head reads."""
 
     loss: Tensor | None = None
@@ -53,34 +53,25 @@ class NRGPTPreTrainedModel(PreTrainedModel):
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
-        """LanguageModel has initialised itself."""
+        """The model has initialised itself."""
 
     @classmethod
     def from_pretrained(  # type: ignore[override]
         cls, name: Any, *arguments: Any, **options: Any
     ) -> Any:
-        """As ever; but pickle files are refused, and so are weights that do not fit."""
+        """As usual, but refuses pickle files and weights that do not fit the config."""
         if options.get("use_safetensors") is False:
             raise ValueError("use_safetensors = False: pickle files are never opened")
-        options |= {"use_safetensors": True}
-        subfolder, variant = options.get("subfolder") or "", options.get("variant")
-        check_folder(name, subfolder, variant, options.get("revision"))
         wants_report = options.pop("output_loading_info", False)
-        loaded: Any = super().from_pretrained(name, *arguments, output_loading_info=True, **options)
-        model, report = loaded
-        kinds = ("missing", "unexpected", "mismatched")
-        faults = {kind: sorted(map(str, report[f"{kind}_keys"])) for kind in kinds}
-        if any(faults.values()):
-            said = "; ".join(f"{kind}: {', '.join(k)}" for kind, k in faults.items() if k)
-            raise ValueError(f"the weights in {name} do not fit their config.json; {said}")
+        model, report = load_safetensors(super().from_pretrained, name, *arguments, **options)
         align_memory(model)
         return (model, report) if wants_report else model
 
     def save_pretrained(  # type: ignore[override]
         self, save_directory: str | os.PathLike, **options: Any
     ) -> None:
-        """With the code that ``trust_remote_code`` needs. (Of a model that was loaded by means of
-        such code, transformers itself copies the files.)"""
+        """Also writes the code that ``trust_remote_code`` needs. (If the model was itself loaded
+        from such code, transformers copies the files.)"""
         super().save_pretrained(save_directory, **options)
         if __name__.startswith("nrgpt.") and options.get("is_main_process", True):
             importlib.import_module("nrgpt.hf.code").write_code(Path(save_directory))
@@ -91,19 +82,18 @@ class NRGPTPreTrainedModel(PreTrainedModel):
         self.gradient_checkpointing = self.language_model.checkpoint_steps = enable
 
     def enable_input_require_grads(self) -> None:
-        """Not needed: steps are checkpointed without re-entering autograd."""
+        """Not needed: our gradient checkpointing is not re-entrant."""
 
     def disable_input_require_grads(self) -> None:
-        """The same."""
+        """See above."""
 
     def get_input_embeddings(self) -> nn.Module:
         """The token embedding as a module, for tools that look at its weight."""
-        tokens = self.language_model.tokens
-        return nn.Embedding.from_pretrained(tokens.detach())
+        return nn.Embedding.from_pretrained(self.language_model.tokens.detach())
 
     def set_input_embeddings(self, value: nn.Module) -> None:
         raise ValueError(
-            "the vocabulary of an NRGPT is fixed: make a model with another vocab_size"
+            "the vocabulary of an NRGPT is fixed: create a model with another vocab_size"
         )
 
     def get_output_embeddings(self) -> None:
@@ -113,98 +103,93 @@ class NRGPTPreTrainedModel(PreTrainedModel):
         self,
         input_ids: Tensor | None,
         attention_mask: Tensor | None,
-        past: NRGPTCache | None,
-        use_cache: bool | None,
-        num_steps: int | None,
-        output_energies: bool | None,
-        output_hidden_states: bool | None,
+        past_key_values: NRGPTCache | None = None,
+        use_cache: bool | None = None,
+        num_steps: int | None = None,
+        output_energies: bool | None = None,
+        output_hidden_states: bool | None = None,
+        **others: Any,
     ) -> tuple[Tensor, Aligned, NRGPTOutput]:
         """The final state x, how its tokens were aligned, and an output without logits."""
-        model = self.language_model
+        check_others(others)
+        model, past = self.language_model, past_key_values
         if input_ids is None or input_ids.dim() != 2 or 0 in input_ids.shape:
             shape = None if input_ids is None else tuple(input_ids.shape)
             raise ValueError(f"input_ids has shape {shape}; it must be (batch, tokens), not empty")
         if past is None and use_cache:
             past = NRGPTCache(model.cfg.context)
-        seen = 0 if past is None else past.columns
-        if attention_mask is not None and attention_mask.shape != (
-            wanted := (len(input_ids), seen + input_ids.shape[1])
-        ):
+        wanted = (len(input_ids), input_ids.shape[1] + (0 if past is None else past.columns))
+        if attention_mask is not None and attention_mask.shape != wanted:
             raise ValueError(
                 f"attention_mask has shape {tuple(attention_mask.shape)}; it must have {wanted}: "
-                "0 for padding, 1 for text, those in the cache included"
+                "0 for padding, 1 for text, including the tokens in the cache"
             )
         aligned = align(input_ids, attention_mask)
         self.check_lengths(aligned, past)
-        wants_states = self.config.output_hidden_states
-        if output_hidden_states is not None:
-            wants_states = output_hidden_states
+        wants_states = output_hidden_states
+        if wants_states is None:
+            wants_states = self.config.output_hidden_states
         if past is not None:
             if wants_states or output_energies:
                 raise ValueError(
-                    "output_energies and output_hidden_states look at a whole text: use_cache=False"
+                    "output_energies and output_hidden_states need the whole text: use_cache=False"
                 )
             return self.extend(aligned, past, num_steps), aligned, NRGPTOutput(past_key_values=past)
         states: list[Tensor] = []
         for x in model.states(aligned.idx, steps=num_steps):
-            states = [*states, x] if wants_states else [x]  # the last one counts
+            states = [*states, x] if wants_states else [x]
         output = NRGPTOutput()
         if wants_states:
             output.hidden_states = tuple(map(aligned.back, states))
         if output_energies:
-            output.energies = {
-                name: aligned.back(energy) for name, energy in model.energies(x).items()
-            }
+            output.energies = {name: aligned.back(e) for name, e in model.energies(x).items()}
         return x, aligned, output
 
     def check_lengths(self, aligned: Aligned, past: NRGPTCache | None) -> None:
-        """Every text has a token, and none starts longer than the context."""
-        starts = past is None or past.columns == 0
-        before = [0] * len(aligned.counts) if past is None or starts else past.keys.lengths
-        if len(before) != len(aligned.counts):
-            raise ValueError(f"input_ids has {len(aligned.counts)} rows; the cache {len(before)}")
-        lengths = [n + more for n, more in zip(before, aligned.counts, strict=True)]
+        """Every text needs a token, and no prompt may be longer than the context."""
+        counts = aligned.counts
+        before = past.keys.lengths if past is not None and past.columns else None
+        if before is not None and len(before) != len(counts):
+            raise ValueError(f"input_ids has {len(counts)} rows; the cache {len(before)}")
+        lengths = [sum(both) for both in zip(counts, before, strict=True)] if before else counts
         if 0 in lengths:
             raise ValueError(
-                f"row {lengths.index(0)} of input_ids is all padding: every text must hold at "
+                f"row {lengths.index(0)} of input_ids is all padding: every text must have at "
                 "least one token"
             )
         context = self.language_model.cfg.context
-        if starts and max(lengths) > context:
+        if before is None and max(lengths) > context:
             raise ValueError(
                 f"a text of {max(lengths)} tokens is longer than this model's context of {context}"
             )
 
     def extend(self, aligned: Aligned, past: NRGPTCache, num_steps: int | None) -> Tensor:
-        """The last states of the tokens that follow those in the cache."""
+        """The final states of the tokens that follow those in the cache."""
         model = self.language_model
         steps = model.check_steps(num_steps)
         if past.columns and past.steps != steps:
             raise ValueError(f"num_steps = {steps}: the cache was filled with {past.steps} steps")
         past.steps = steps
-        if past.plans is None or torch.is_grad_enabled():  # then the weights may have changed
+        if past.plans is None or torch.is_grad_enabled():  # with gradients, weights may change
             past.plans = model.plan(stacked=not torch.is_grad_enabled())
-        rows = aligned.idx.tolist()
-        new = [row[:count] for row, count in zip(rows, aligned.counts, strict=True)]
-        if not past.append(new, (aligned.idx if aligned.real is None else aligned.real).shape[1]):
-            return self.extend_keys(aligned.idx, aligned.counts, past, steps)
-        past.forget_keys()
-        lengths = [len(text) for text in past.texts]
-        whole = pad_sequence([torch.tensor(text) for text in past.texts], batch_first=True)
-        x = self.extend_keys(whole.to(self.device), lengths, past, steps)
-        first = torch.tensor(lengths) - torch.tensor(aligned.counts)
+        idx, counts = aligned.idx, aligned.counts
+        new = [row[:count] for row, count in zip(idx.tolist(), counts, strict=True)]
+        is_cut = past.append(new, (idx if aligned.real is None else aligned.real).shape[1])
+        if is_cut:  # compute all keys again
+            past.forget_keys()
+            counts = [len(text) for text in past.texts]
+            idx = pad_sequence([torch.tensor(text) for text in past.texts], batch_first=True)
+            idx = idx.to(self.device)
+        model.check_tokens(idx)
+        positions = past.keys.begin(len(idx), idx.shape[1], idx.device)
+        x = model.extend(idx, positions, past.plans, past.keys, steps=steps)
+        past.keys.end(counts)
+        if not is_cut:
+            return x
+        first = torch.tensor(counts) - torch.tensor(aligned.counts)
         places = first[:, None] + torch.arange(aligned.idx.shape[1])
         places = places.clamp(max=x.shape[1] - 1).to(self.device)
         return x.gather(1, places[..., None].expand(-1, -1, x.shape[2]))
-
-    def extend_keys(self, idx: Tensor, counts: list[int], past: NRGPTCache, steps: int) -> Tensor:
-        """The last states of new tokens, of which so many of each row are real."""
-        assert past.plans is not None
-        self.language_model.check_tokens(idx)
-        positions = past.keys.begin(len(idx), idx.shape[1], idx.device)
-        x = self.language_model.extend(idx, positions, past.plans, past.keys, steps=steps)
-        past.keys.end(counts)
-        return x
 
 
 class NRGPTModel(NRGPTPreTrainedModel):
@@ -214,39 +199,27 @@ class NRGPTModel(NRGPTPreTrainedModel):
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        past_key_values: NRGPTCache | None = None,
-        use_cache: bool | None = None,
-        num_steps: int | None = None,
-        output_energies: bool | None = None,
-        output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
-        **others: Any,
+        **options: Any,
     ) -> NRGPTOutput | tuple[Any, ...]:
-        check_others(others)
-        x, aligned, output = self.run(
-            input_ids,
-            attention_mask,
-            past_key_values,
-            use_cache,
-            num_steps,
-            output_energies,
-            output_hidden_states,
-        )
+        """Further options: past_key_values, use_cache, num_steps, output_energies and
+        output_hidden_states, as in NRGPTForCausalLM."""
+        x, aligned, output = self.run(input_ids, attention_mask, **options)
         output.last_hidden_state = aligned.back(self.language_model.final_norm(x))
         return output.to_tuple() if return_dict is False else output
 
 
 class NRGPTForCausalLM(NRGPTPreTrainedModel, GenerationMixin):
-    """The language model. ``labels`` are shifted inside: labels = input_ids is right."""
+    """The language model. It shifts ``labels`` itself, so pass labels = input_ids."""
 
     def _prepare_cache_for_generation(  # type: ignore[override]
         self, generation_config: Any, model_kwargs: dict[str, Any], *others: Any
     ) -> None:
-        """generate starts with our cache: its own have no place for the steps of one block."""
+        """Use our cache in generate: transformers' own cannot hold keys for each step."""
         if generation_config.cache_implementation is not None:
             raise ValueError(
                 f"cache_implementation = {generation_config.cache_implementation!r}: an NRGPT has "
-                "a cache of its own; leave it at None"
+                "a cache of its own; leave this at None"
             )
         if model_kwargs.get("past_key_values") is None and generation_config.use_cache:
             model_kwargs["past_key_values"] = NRGPTCache(self.language_model.cfg.context)
@@ -266,9 +239,9 @@ class NRGPTForCausalLM(NRGPTPreTrainedModel, GenerationMixin):
         num_items_in_batch: Tensor | int | None = None,
         **others: Any,
     ) -> NRGPTOutput | tuple[Any, ...]:
-        """``num_steps`` inference steps, as trained if None. ``logits_to_keep``: the last so many
-        tokens (0: all) or these; ``labels`` need them all."""
-        check_others(others)
+        """``num_steps`` is the number of inference steps, by default as in training.
+        ``logits_to_keep`` selects the last tokens (0: all) or a tensor of positions; with
+        ``labels``, all logits are computed."""
         x, aligned, output = self.run(
             input_ids,
             attention_mask,
@@ -277,6 +250,7 @@ class NRGPTForCausalLM(NRGPTPreTrainedModel, GenerationMixin):
             num_steps,
             output_energies,
             output_hidden_states,
+            **others,
         )
         x = aligned.back(x)
         if labels is None and isinstance(logits_to_keep, Tensor):
@@ -286,22 +260,24 @@ class NRGPTForCausalLM(NRGPTPreTrainedModel, GenerationMixin):
         output.logits = self.language_model.readout(x)
         if labels is not None:
             targets = F.pad(labels[:, 1:], (0, 1), value=IGNORED_TARGET)
-            if aligned.real is not None:  # nothing predicts the first token of a padded text
+            if aligned.real is not None:  # padding does not predict the first token of a text
                 targets = targets.masked_fill(~aligned.real, IGNORED_TARGET)
             if num_items_in_batch is None:
                 output.loss = plain_loss(output.logits, targets)
-            else:  # of several batches, some of which may have nothing to predict, to be summed
+            else:  # Trainer adds up several batches, some of which may have nothing to predict
                 total = plain_loss(output.logits, targets, reduction="sum")
                 output.loss = total / num_items_in_batch
         return output.to_tuple() if return_dict is False else output
 
 
 def check_others(others: dict[str, Any]) -> None:
-    """Arguments that would be without effect are errors, unless they ask for nothing."""
+    """Arguments that would have no effect are errors, unless they are None or False."""
     known = ("input_ids", "attention_mask", "labels", "num_steps", "output_energies", "use_cache")
     for name, value in others.items():
         if value is None or value is False:
             continue
         if name == "position_ids":
-            raise ValueError("position_ids: positions count from the first token of attention_mask")
+            raise ValueError(
+                "position_ids: not supported; positions count from the first token of each text"
+            )
         raise ValueError(f"forward() has no argument {name!r}{suggestion(name, known)}")

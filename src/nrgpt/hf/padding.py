@@ -1,7 +1,7 @@
-"""Padding moved out of the way: real tokens to the left, and their values back to where they were.
+"""Move padding out of the way: real tokens to the left, and results back to where they belong.
 
-There, positions count from 0 and, what follows a token being unable to change it, LanguageModel
-needs to know nothing of padding.
+On the left, positions count from 0. Later tokens cannot affect earlier ones, so the model does not
+need to know about padding.
 """
 
 from typing import NamedTuple
@@ -13,8 +13,8 @@ class Aligned(NamedTuple):
     """Real tokens on the left. Without padding, ``real`` and ``column`` are None."""
 
     idx: Tensor  # (batch, as many tokens as the longest text has)
-    counts: list[int]  # real tokens of each row
-    real: Tensor | None  # which tokens of input_ids are no padding
+    counts: list[int]  # real tokens in each row
+    real: Tensor | None  # which tokens of input_ids are not padding
     column: Tensor | None  # where each token of input_ids went
 
     def back(self, values: Tensor) -> Tensor:
@@ -28,13 +28,13 @@ class Aligned(NamedTuple):
 
 
 def align(input_ids: Tensor, attention_mask: Tensor | None) -> Aligned:
-    """``attention_mask`` may also speak of tokens before these, in a cache."""
+    """``attention_mask`` may also cover earlier tokens, in a cache."""
     rows, tokens = input_ids.shape
     real = None if attention_mask is None else attention_mask[:, -tokens:].bool()
     if real is None or bool(real.all()):
         return Aligned(input_ids, [tokens] * rows, None, None)
     order = (~real).int().argsort(dim=1, stable=True)  # real tokens first, in their order
     counts = real.sum(1).tolist()
-    # A padding token may be any number, even one that the vocabulary does not have.
+    # Padding may be any number, even one outside the vocabulary.
     idx = input_ids.masked_fill(~real, 0).gather(1, order)[:, : max(1, *counts)]
     return Aligned(idx, counts, real, order.argsort(dim=1))

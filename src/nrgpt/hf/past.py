@@ -1,4 +1,4 @@
-"""The cache that transformers' generate hands from token to token: nrgpt's own, in its clothes."""
+"""nrgpt's cache behind transformers' interface, for generate."""
 
 import torch
 from torch import Tensor
@@ -10,14 +10,12 @@ from ..model.block import Steps
 
 
 class NRGPTCache(TransformersCache):
-    """Keys of the real tokens of each row, left-aligned (see nrgpt.decode.cache), and what else the
-    next
-    call must know: these tokens themselves; the columns of input_ids seen so far, padding included;
-    the number of inference steps, since keys are kept for each of them; and what blocks prepare
-    once for all calls.
+    """The keys of each row's real tokens, left-aligned (see nrgpt.decode.cache), and what else the
+    next call needs: the tokens; the number of columns of input_ids so far, with padding; the number
+    of inference steps, since each has its own keys; and what the blocks prepare once.
 
-    A text that outgrows the context is seen from its last three quarters of a context on, as in
-    nrgpt.decode.generate, and all keys are computed anew.
+    When a text outgrows the context, only its last three quarters of a context are kept, as in
+    nrgpt.decode.generate, and all keys are computed again.
     """
 
     def __init__(self, capacity: int):
@@ -42,7 +40,8 @@ class NRGPTCache(TransformersCache):
         self.keys = Cache(self.keys.capacity)
 
     def append(self, new: list[list[int]], columns: int) -> bool:
-        """The texts grow. Whether some have outgrown the context: these are now shorter."""
+        """Add new tokens to the texts, and cut those that outgrow the context. Returns whether
+        any was cut."""
         before = self.texts or [[] for _ in new]
         self.texts = [text + more for text, more in zip(before, new, strict=True)]
         self.columns += columns
@@ -50,8 +49,8 @@ class NRGPTCache(TransformersCache):
         if max(map(len, self.texts)) <= context:
             return False
         kept = kept_of(context)
-        if max(map(len, new)) > kept:
-            raise ValueError(f"{max(map(len, new))} new tokens at once; at most {kept} are seen")
+        if (most := max(map(len, new))) > kept:
+            raise ValueError(f"{most} new tokens at once past the context; at most {kept} fit")
         self.texts = [text[-kept:] if len(text) > context else text for text in self.texts]
         return True
 
@@ -70,14 +69,12 @@ class NRGPTCache(TransformersCache):
         self.select([row for row in range(len(self.keys.lengths)) for _ in range(repeats)])
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forget the last tokens; transformers says how many as a number below zero."""
+        """Forget the last tokens. transformers passes their number as a negative one."""
         if tokens_to_remove > 0:
             raise ValueError(f"tokens_to_remove = {tokens_to_remove}: must be 0 or negative")
         if self.columns:
-            if -tokens_to_remove >= min(self.keys.lengths):
-                raise ValueError(
-                    f"tokens_to_remove = {tokens_to_remove}: a row holds {min(self.keys.lengths)}"
-                )
+            if -tokens_to_remove >= (fewest := min(self.keys.lengths)):
+                raise ValueError(f"tokens_to_remove = {tokens_to_remove}: a row holds {fewest}")
             self.columns += tokens_to_remove
             self.keys.lengths = [n + tokens_to_remove for n in self.keys.lengths]
             self.texts = [text[:n] for text, n in zip(self.texts, self.keys.lengths, strict=True)]

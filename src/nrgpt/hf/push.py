@@ -1,4 +1,4 @@
-"""A run onto the Hugging Face Hub."""
+"""Upload a run to the Hugging Face Hub."""
 
 import tempfile
 from pathlib import Path
@@ -9,21 +9,17 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineMod
 from ..train.runs import load_run
 from .export import export_run
 
-HTTP_ERROR: type[Exception] = next(
-    base
-    for base in HfHubHTTPError.__mro__
-    if base.__name__ == "HTTPError" and issubclass(base, Exception)
-)
-"""Of the HTTP library that huggingface_hub happens to use: no connection, no answer, and so on."""
+HTTP_ERROR: type[Exception] = HfHubHTTPError.__bases__[0]
+"""HTTPError of the HTTP library that huggingface_hub uses, which depends on its version."""
 
 
 class HubError(ValueError):
-    """What kept a run from the Hub, and the way out."""
+    """Why a run could not be uploaded, and what to do."""
 
 
 def push_run(run: Path, repo: str, *, private: bool = False, step: int | None = None) -> str:
-    """Export a run and upload it to the repository ``repo`` (owner/name), which is made if need
-    be. Returns its address."""
+    """Export a run and upload it to the repository ``repo`` (owner/name), which is created if
+    necessary. Returns its address."""
     loaded = load_run(run, step)
     api = HfApi()
     if get_token() is None:
@@ -37,7 +33,7 @@ def push_run(run: Path, repo: str, *, private: bool = False, step: int | None = 
             api.upload_folder(
                 repo_id=address.repo_id,
                 folder_path=folder,
-                commit_message=f"nrgpt run at step {loaded.step}",
+                commit_message=f"nrgpt run after {loaded.step} iterations",
             )
     except HFValidationError as error:
         raise HubError(f"repo = {repo!r}: must be NAME or OWNER/NAME ({error})") from error

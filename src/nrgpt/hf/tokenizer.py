@@ -1,33 +1,25 @@
-"""nrgpt's tokenizers as fast tokenizers of Hugging Face, with the same numbers."""
+"""nrgpt's tokenizers as Hugging Face's fast tokenizers, with the same token numbers."""
 
 import itertools
-from typing import TYPE_CHECKING, Any
 
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from ..data.tokenizer import GPT2Tokenizer, SymbolTokenizer, Tokenizer
-
-if TYPE_CHECKING:
-    from tokenizers.normalizers import Normalizer
 
 END, END_OF_TEXT, PAD = "<end>", "<|endoftext|>", "<pad>"
 
 
 def fast_tokenizer(tokenizer: Tokenizer, context: int) -> PreTrainedTokenizerFast:
-    """Texts are padded on the left, as generation wants it. Symbols that the vocabulary lacks are
-    an error, as they are to our own tokenizers."""
-    special: dict[str, Any]
+    """Pads on the left, as generation needs it. As in our own tokenizers, a symbol that is not in
+    the vocabulary is an error."""
+    end: str | None = None
     if isinstance(tokenizer, GPT2Tokenizer):
-        backend = byte_pairs(tokenizer)
-        special = dict.fromkeys(("bos_token", "eos_token", "pad_token"), END_OF_TEXT)
+        backend, end = byte_pairs(tokenizer), END_OF_TEXT
     elif isinstance(tokenizer, SymbolTokenizer):
-        backend = symbols(tokenizer)
-        if END in tokenizer.number:
-            special = dict.fromkeys(("bos_token", "eos_token", "pad_token"), END)
-        else:  # a number that the model lacks: padding is never read
-            special = {"pad_token": PAD}
+        backend, end = symbols(tokenizer), END if END in tokenizer.number else None
     else:
         raise ValueError(f"{type(tokenizer).__name__} has no counterpart in Hugging Face's tools")
     return PreTrainedTokenizerFast(
@@ -37,46 +29,36 @@ def fast_tokenizer(tokenizer: Tokenizer, context: int) -> PreTrainedTokenizerFas
         truncation_side="left",
         clean_up_tokenization_spaces=False,
         model_input_names=["input_ids", "attention_mask"],
-        **special,
+        bos_token=end,
+        eos_token=end,
+        pad_token=end or PAD,  # PAD gets a number that the model does not have, but never reads
     )
 
 
 def symbols(tokenizer: SymbolTokenizer) -> Backend:
-    # Without the name of an unknown token in the vocabulary, an unknown symbol is an error.
+    # Without an unknown token, an unknown symbol is an error.
     backend = Backend(models.WordLevel(tokenizer.number, unk_token=None))
-    longest_first = sorted(tokenizer.symbols, key=len, reverse=True)
-    pattern = "|".join(map(escaped, longest_first))
-    backend.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
+    pattern = Regex(tokenizer.pattern.pattern)
+    backend.pre_tokenizer = pre_tokenizers.Split(pattern, "isolated")
     backend.decoder = decoders.Fuse()
     if END in tokenizer.number:
-        backend.normalizer = listops_normalizer()
+        # ListOps: from the usual notation, max(7, 3) = , to the tokenizer's, max( 7 3)= , with one
+        # space before each number, and no other spaces or commas.
+        replaced = {r"[\s,]+": " ", r" (?![0-9])": "", r"(?<![0-9 ])(?=[0-9])": " "}
+        backend.normalizer = normalizers.Sequence(
+            [normalizers.Replace(Regex(old), new) for old, new in replaced.items()]
+        )
     return backend
 
 
-def escaped(symbol: str) -> str:
-    return "".join(f"\\x{{{ord(c):x}}}" for c in symbol)
-
-
-def listops_normalizer() -> "Normalizer":
-    """ListOps as people write it, max(7, 3) = , as the tokenizer's own text, max( 7 3)= : one space
-    before each number, and no other space or comma."""
-    return normalizers.Sequence(
-        [
-            normalizers.Replace(Regex(r"[\s,]+"), " "),
-            normalizers.Replace(Regex(r" (?![0-9])"), ""),
-            normalizers.Replace(Regex(r"(?<![0-9 ])(?=[0-9])"), " "),
-        ]
-    )
-
-
 def byte_pairs(tokenizer: GPT2Tokenizer) -> Backend:
-    """GPT-2's vocabulary and merges from tiktoken's ranks: a token was merged from the two parts
-    that the merges before it leave of its bytes."""
+    """GPT-2's vocabulary and merges, from tiktoken's ranks. Each token was merged from two parts:
+    those into which all earlier merges turn its bytes."""
     ranks = tokenizer.encoding._mergeable_ranks
-    letter = letters_of_bytes()
+    letters = bytes_to_unicode()
 
     def written(token: bytes) -> str:
-        return "".join(letter[byte] for byte in token)
+        return "".join(letters[byte] for byte in token)
 
     merges = []
     for token, rank in sorted(ranks.items(), key=lambda item: item[1]):
@@ -98,15 +80,6 @@ def split(token: bytes, ranks: dict[bytes, int], below: int) -> list[bytes]:
         pairs = [a + b for a, b in itertools.pairwise(parts)]
         best = min(range(len(pairs)), key=lambda i: ranks.get(pairs[i], below))
         if ranks.get(pairs[best], below) >= below:
-            raise ValueError(f"{token!r} is not the merger of two other tokens")
+            raise ValueError(f"{token!r} is not made of two other tokens")
         parts[best : best + 2] = [pairs[best]]
     return parts
-
-
-def letters_of_bytes() -> dict[int, str]:
-    """How GPT-2's files write bytes: printable ones as themselves, the others as what follows the
-    first 256 characters."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    letters = {byte: chr(byte) for byte in printable}
-    others = (byte for byte in range(256) if byte not in letters)
-    return letters | {byte: chr(256 + i) for i, byte in enumerate(others)}

@@ -1,1 +1,1 @@
-"""Models from elsewhere: the authors' checkpoints, and GPT-2 in and out."""
+"""Models from elsewhere: the authors' checkpoints, and GPT-2 in both directions."""

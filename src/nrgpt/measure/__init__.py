@@ -1,1 +1,1 @@
-"""Losses of whole splits, and ListOps accuracy."""
+"""Losses over whole splits, and ListOps accuracy."""

@@ -1,12 +1,14 @@
-"""Losses of a model on a split: a quick estimate, and every token once, also in bits of text."""
+"""A model's loss on a split: a quick estimate, or exactly, also in bits per character or byte."""
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
 from rich.progress import track
 
+from ..check import check
 from ..data.shards import TokenStream
 from ..data.tokenizer import GPT2Tokenizer, SymbolTokenizer, Tokenizer
 from ..kernels.loss import plain_loss
@@ -15,8 +17,8 @@ from ..model.network import Network
 
 @dataclass(frozen=True)
 class SplitLoss:
-    """Mean loss in nats over ``tokens`` tokens, each seen once, with at least ``least_context``
-    tokens before it (fewer at the start of the split)."""
+    """Mean loss in nats over ``tokens`` tokens, each counted once. Each has at least
+    ``least_context`` tokens before it, except at the start of the split."""
 
     loss: float
     tokens: int
@@ -27,7 +29,7 @@ class SplitLoss:
 def estimated_loss(
     model: Network, stream: TokenStream, *, batches: int, size: int, seed: int
 ) -> float:
-    """Mean over random batches, as nanoGPT does it. The same batches for the same seed."""
+    """Mean over random batches, as in nanoGPT. The same seed gives the same batches."""
     device = model.tokens.device
     total = torch.zeros((), device=device)
     rows = rows_at_once(model)
@@ -41,7 +43,7 @@ def estimated_loss(
 
 
 def rows_at_once(model: Network) -> int:
-    """How many windows to compute at a time: their logits take at most a GiB in float32."""
+    """How many windows to compute at a time, so that their logits take at most 1 GiB (float32)."""
     return max(1, 2**28 // (model.cfg.context * model.cfg.vocab_size))
 
 
@@ -55,17 +57,16 @@ def split_loss(
     steps: int | None = None,
     progress: bool = False,
 ) -> SplitLoss:
-    """Every token of the split but the first, once.
+    """The loss over all tokens of the split but the first, each counted once.
 
-    Windows of the model's context advance by ``stride`` tokens, and each counts its last
-    ``stride`` predictions, so that a token has at least context - stride + 1 before it. A
-    stride of 1 gives every token its full context, at a price; the default is context / 4.
+    Windows as long as the model's context advance by ``stride`` tokens, and the last ``stride``
+    predictions of each are counted. So each token has at least context - stride + 1 tokens before
+    it. A stride of 1 gives every token its full context, which is slow; the default is context / 4.
     ``size`` windows are computed at a time.
     """
     context = model.cfg.context
-    stride = stride if stride is not None else max(1, context // 4)
-    if not 1 <= stride <= context:
-        raise ValueError(f"stride = {stride}: must be in 1 .. context = {context}")
+    stride = max(1, context // 4) if stride is None else stride
+    check(1 <= stride <= context, "stride", stride, f"in 1 .. context = {context}")
     size = min(32, rows_at_once(model)) if size is None else size
     device = model.tokens.device
     length = min(context, len(stream) - 1)
@@ -74,12 +75,12 @@ def split_loss(
     for windows in track(batches, "loss", disable=not progress):
         rows = [torch.from_numpy(stream.read(start, length + 1)) for start, _ in windows]
         text = torch.stack(rows).to(device)
+        counted = torch.tensor([count for _, count in windows], device=device)
         last = max(count for _, count in windows)
         logits, _ = model(text[:, :-1], steps=steps, last=last, dropout=False)
         losses = plain_loss(logits, text[:, -last:], reduction="none").view(-1, last)
-        counted = torch.tensor([count for _, count in windows], device=device)
-        counts = torch.arange(last, device=device) >= last - counted[:, None]
-        total += losses.double()[counts].sum()
+        is_counted = torch.arange(last, device=device) >= last - counted[:, None]
+        total += losses.double()[is_counted].sum()
         tokens += sum(count for _, count in windows)
     return SplitLoss(total.item() / tokens, tokens, context - stride + 1)
 
@@ -87,22 +88,18 @@ def split_loss(
 def batches_of_windows(
     tokens: int, context: int, stride: int, size: int
 ) -> list[list[tuple[int, int]]]:
-    """(start, predictions that count) of every window. All windows have the same length. The first
-    one, in which all count, is alone: of the others, a few logits are enough."""
+    """(start, number of predictions to count) of each window. All windows have the same length.
+    The first has a batch of its own: it needs all its logits, while the others need only a few."""
     predictions = tokens - 1
     first = min(context, predictions)
-    windows = list[tuple[int, int]]()
-    done = first
-    while done < predictions:
-        counted = min(stride, predictions - done)
-        done += counted
-        windows.append((done - context, counted))
+    ends = [min(done + stride, predictions) for done in range(first, predictions, stride)]
+    windows = [(end - context, end - before) for before, end in pairwise([first, *ends])]
     return [[(0, first)], *(windows[i : i + size] for i in range(0, len(windows), size))]
 
 
 @dataclass(frozen=True)
 class Bits:
-    """Bits of loss per unit of text, a character or a byte, and how many units there were."""
+    """Bits of loss per unit of text (a character or a byte), and the number of units."""
 
     unit: str
     per_unit: float
@@ -110,10 +107,10 @@ class Bits:
 
 
 def bits_of_text(loss: SplitLoss, stream: TokenStream, tokenizer: Tokenizer) -> Bits | None:
-    """The loss of a whole split per character or, of byte pairs, per byte; None for ListOps.
+    """The loss over a whole split, per character or (byte pairs) per byte; None for ListOps.
 
-    The first token is never predicted, so its bytes do not count. Nor do those of
-    ``<|endoftext|>``, which stands between documents and in none; the loss on it counts.
+    The first token is never predicted, so its bytes are not counted. ``<|endoftext|>`` is between
+    documents and not part of any, so it counts as 0 bytes, but its loss is included.
     """
     if isinstance(tokenizer, SymbolTokenizer) and tokenizer.is_characters:
         return Bits("character", loss.loss / math.log(2), loss.tokens)
@@ -123,8 +120,7 @@ def bits_of_text(loss: SplitLoss, stream: TokenStream, tokenizer: Tokenizer) -> 
         [len(tokenizer.encoding.decode_single_token_bytes(t)) for t in range(tokenizer.vocab_size)]
     )
     lengths[tokenizer.end_of_text] = 0
-    # In parts: the tokens of a large split in 64 bits each would take much memory.
-    part = 1 << 20
+    part = 1 << 20  # to save memory: a large split would be expanded to 64 bits per token
     units = sum(
         int(lengths[stream.read(start, min(part, len(stream) - start))].sum())
         for start in range(1, len(stream), part)
