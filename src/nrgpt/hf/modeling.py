@@ -199,6 +199,7 @@ class NRGPTModel(NRGPTPreTrainedModel):
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        *,
         return_dict: bool | None = None,
         **options: Any,
     ) -> NRGPTOutput | tuple[Any, ...]:
