@@ -12,9 +12,10 @@ import typer
 from ..model.registry import PLUGINS
 from ..train.faults import EXIT_CODES
 from ..train.overrides import override
-from .common import FREE_FORM, Overrides, app, clear_errors, screen
+from .common import FREE_FORM, Overrides, app, screen
 
 EXIT_TEXT = "; ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items())
+Preset = Annotated[str, typer.Argument(metavar="PRESET", help="See `nrgpt presets`.")]
 
 
 def preset(name: str) -> Any:
@@ -28,28 +29,29 @@ def preset(name: str) -> Any:
 
 
 def default_run(name: str, cfg: Any) -> Path:
-    """runs/NAME for a preset as it is; with changes, a suffix that depends on them alone."""
+    """runs/NAME for an unchanged preset, otherwise with a suffix that depends on the changes."""
     if cfg == preset(name):
         return Path("runs") / name
-    fields = dataclasses.asdict(cfg)
-    for part, name in ((fields, "plugins"), (fields["model"], "terms")):
-        if part[name] == type(cfg if part is fields else cfg.model)().__dict__[name]:
-            del part[name]  # not there when the first folders got their names
+    fields, defaults = dataclasses.asdict(cfg), dataclasses.asdict(type(cfg)())
+    # Newer fields count only where they are changed: older folders keep their names.
+    if fields["plugins"] == defaults["plugins"]:
+        del fields["plugins"]
+    if fields["model"]["terms"] == defaults["model"]["terms"]:
+        del fields["model"]["terms"]
     text = json.dumps(fields, sort_keys=True)
     return Path("runs") / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 @app.command(context_settings=FREE_FORM, epilog=f"Exit codes: {EXIT_TEXT}.")
-@clear_errors
 def train(
-    name: Annotated[str, typer.Argument(metavar="PRESET", help="See `nrgpt presets`.")],
+    name: Preset,
     overrides: Overrides = None,
-    to: Annotated[Path | None, typer.Option(help="Run folder; default below runs/.")] = None,
+    to: Annotated[Path | None, typer.Option(help="Run folder; default in runs/.")] = None,
     packed: Annotated[
         bool, typer.Option(help="Many runs in one process: give fields several values.")
     ] = False,
 ) -> None:
-    """Train a preset, or go on where it was stopped: type the same command again.
+    """Train a preset. If it was stopped, the same command continues.
 
     On several GPUs: torchrun --nproc-per-node 8 -m nrgpt train PRESET
 
@@ -64,13 +66,13 @@ def train(
     cfg = override(preset(name), overrides or [])
     folder = to or default_run(name, cfg)
     result = train_run(cfg, folder)
-    if os.environ.get("RANK", "0") == "0":  # of several processes, one speaks
+    if os.environ.get("RANK", "0") == "0":  # only one of several processes prints
         screen.print_json(data=result)
         screen.print(f"everything is in {folder}")
 
 
 def packed_field(assignment: str) -> str:
-    """seeds=3 is short for seed=0,1,2; lr is short for optimiser.lr."""
+    """Expand seeds=3 to seed=0,1,2 and lr to optimiser.lr."""
     key, _, value = assignment.lstrip("-").partition("=")
     if key == "seeds":
         if not value.isdecimal() or int(value) < 1:
@@ -80,11 +82,10 @@ def packed_field(assignment: str) -> str:
 
 
 @app.command()
-@clear_errors
 def presets() -> None:
     """List the presets, one line each: width D, heads H, steps T, and what they are.
 
-    As PRESET: our recipe. PRESET_paper: the paper's text. PRESET_released: its authors' code.
+    PRESET is our recipe, PRESET_paper the paper's text, PRESET_released its authors' code.
     """
     from ..train.presets import PRESETS
 
@@ -96,12 +97,11 @@ def presets() -> None:
 
 
 @app.command(context_settings=FREE_FORM)
-@clear_errors
 def sweep(
-    name: Annotated[str, typer.Argument(metavar="PRESET")],
+    name: Preset,
     overrides: Overrides = None,
     to: Annotated[Path | None, typer.Option(help="Folder; default sweeps/PRESET.")] = None,
-    grid: Annotated[str | None, typer.Option(help="A named grid of the paper's.")] = None,
+    grid: Annotated[str | None, typer.Option(help="One of the paper's named grids.")] = None,
     trials: Annotated[int | None, typer.Option(help="Search with Optuna instead.")] = None,
     storage: Annotated[str | None, typer.Option(help="Optuna storage URL.")] = None,
     packed: Annotated[
@@ -118,13 +118,5 @@ def sweep(
     """
     from ..train.sweep import run_sweep
 
-    run_sweep(
-        name,
-        preset(name),
-        overrides or [],
-        to or Path("sweeps") / name,
-        grid=grid,
-        trials=trials,
-        storage=storage,
-        packed=packed,
-    )
+    options: dict[str, Any] = {"grid": grid, "trials": trials, "storage": storage, "packed": packed}
+    run_sweep(name, preset(name), overrides or [], to or Path("sweeps") / name, **options)
