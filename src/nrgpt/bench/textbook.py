@@ -1,4 +1,4 @@
-"""What we compare with: the same models with autograd inside the forward pass."""
+"""The same models with autograd inside the forward pass, to compare with."""
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from ..model.step import Extra
 
 
 class Textbook:
-    """x <- x - eta dE/dg with E as the paper writes it, and torch.func.grad."""
+    """x <- x - eta dE/dg, with E as in the paper, by torch.func.grad."""
 
     def __init__(self, block: EnergyBlock):
         self.block = block
@@ -51,7 +51,7 @@ class TextbookBlock(EnergyBlock):
 
 class AutogradAttention(AttentionEnergy):
     def readout(self) -> Readout:
-        """alpha is in the energy, as the paper has it, and so in its gradient."""
+        """Without alpha, which is in the energy, as in the paper, and so in its gradient."""
         return Readout(torch.cat([self.W_Q, self.W_K]))
 
     force = EnergyTerm.force
@@ -62,15 +62,15 @@ class AutogradFF2W(FF2W):
 
 
 def textbook_model(cfg: ModelConfig) -> LanguageModel:
-    """NRGPT-FF2W, low rank, strict, with a free eta: the energy written with einsum, as in the
-    paper, and torch.func.grad inside."""
+    """NRGPT-FF2W, low rank, strict, with a free eta: the paper's energy, written with einsum, and
+    torch.func.grad inside."""
     model = LanguageModel(cfg)
     model.blocks[0].__class__ = TextbookBlock
     return model
 
 
 def autograd_model(cfg: ModelConfig) -> LanguageModel:
-    """The package's own energies, with torch.func.grad instead of the forces by hand."""
+    """Our own energies, with torch.func.grad instead of forces written by hand."""
     model = LanguageModel(cfg)
     terms = model.energy_block.terms
     terms["attention"].__class__ = AutogradAttention
