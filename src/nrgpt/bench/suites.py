@@ -223,7 +223,7 @@ def more_tokens(decoder: Decoder, tokens: int) -> Callable[[], None]:
 
 
 def memory(device: torch.device, *, compile: bool) -> list[Report]:
-    """Memory of a training update: its peak on a GPU; on a CPU what it keeps for the backward pass."""
+    """Memory of a training update: on a GPU its peak, on a CPU what the backward pass needs."""
     cfg, batch = large(device)
     batch = 12 if device.type == "cuda" else batch
     works = {}
