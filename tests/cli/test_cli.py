@@ -101,7 +101,7 @@ def test_a_full_disk_outside_of_a_checkpoint(monkeypatch):
     def full(cfg, folder):
         raise OSError(errno.ENOSPC, "No space left on device", "metrics.jsonl")
 
-    monkeypatch.setattr("nrgpt.train.loop.train", full)
+    monkeypatch.setattr("nrgpt.cli.training.train_run", full)
     said = nrgpt("train", "debug", code=4)
     assert "the disk is full" in said
     assert "metrics.jsonl" in said

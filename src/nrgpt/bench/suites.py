@@ -227,9 +227,10 @@ def memory(device: torch.device, *, compile: bool) -> list[Report]:
     cfg, batch = large(device)
     batch = 12 if device.type == "cuda" else batch
     works = {}
-    for name in ("nrgpt", "nrgpt, steps recomputed", "gpt", "rgpt_parallel"):
+    configs = {name: replace(cfg, block=name) for name in ("nrgpt", "gpt", "rgpt_parallel")}
+    for name, own in {**configs, "nrgpt, steps recomputed": cfg}.items():
         others = torch.cuda.memory_allocated() if device.type == "cuda" else 0
-        model = LanguageModel(replace(cfg, block=name.partition(",")[0]))
+        model = LanguageModel(own)
         model.checkpoint_steps = "recomputed" in name
         step = Step(model, batch, device, compile=compile)
         step()

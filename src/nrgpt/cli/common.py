@@ -6,18 +6,18 @@ import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from typer import Argument, Option
 
 from .. import zoo
 from ..model.registry import load_plugin
 from ..train.checkpoint import CheckpointError
+from ..train.distributed import device_named
 from ..train.faults import TrainingError
-
-if TYPE_CHECKING:
-    from ..train.runs import Run
+from ..train.runs import Run, load_run
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 WRONG_PATH = (
@@ -101,7 +101,7 @@ screen = Console()
 FREE_FORM = {"ignore_unknown_options": True}  # passes on --model.width=64 as it is
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(
+    Argument(
         help="Fields to change: model.width=64 optimiser.lr=1e-3 ...", metavar="[FIELD=VALUE]..."
     ),
 ]
@@ -125,23 +125,16 @@ def folder_for_results(run: Path) -> Path:
 
 RunFolder = Annotated[
     Path,
-    typer.Argument(
-        help="A run folder, or zoo:NAME (see `nrgpt zoo`).", parser=run_folder, metavar="RUN"
-    ),
+    Argument(help="A run folder, or zoo:NAME (see `nrgpt zoo`).", parser=run_folder, metavar="RUN"),
 ]
-NewFolder = Annotated[Path, typer.Option(help="Folder to create.")]
-Steps = Annotated[int | None, typer.Option(help="Inference steps; default as trained.")]
-Checkpoint = Annotated[
-    int | None, typer.Option(help="Checkpoint, by its iteration; default the best.")
-]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+NewFolder = Annotated[Path, Option(help="Folder to create.")]
+Steps = Annotated[int | None, Option(help="Inference steps; default as trained.")]
+Checkpoint = Annotated[int | None, Option(help="Checkpoint, by its iteration; default the best.")]
+Device = Annotated[str, Option(help="auto, cpu or cuda.")]
 
 
-def open_run(run: RunFolder, checkpoint: Checkpoint = None, device: Device = "auto") -> "Run":
+def open_run(run: RunFolder, checkpoint: Checkpoint = None, device: Device = "auto") -> Run:
     """Load a run, and report the damaged checkpoints in its folder."""
-    from ..train.distributed import device_named
-    from ..train.runs import load_run
-
     loaded = load_run(run, checkpoint, device=device_named(device))
     for fault in loaded.faults:
         print(f"skipped a damaged checkpoint: {fault}", file=sys.stderr)

@@ -1,25 +1,29 @@
 """nrgpt trajectory, certificate, adaptive, convergence."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-import typer
+import torch
 from rich.table import Table
+from torch import Tensor
+from typer import Option
 
+from ..dynamics.adaptive import loss_against_steps
+from ..dynamics.convergence import stability, transients
+from ..dynamics.figures import save, token_label, write_figures
+from ..dynamics.page import write_page
+from ..dynamics.plots import adaptive_figure, convergence_figure
+from ..dynamics.relax import Stop
+from ..dynamics.trajectory import trajectory as watch
+from ..model.network import IGNORED_TARGET
+from ..train.runs import Run
 from .common import Steps, app, folder_for_results, open_run, screen, with_options_of
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from ..train.runs import Run
-
-Texts = Annotated[int, typer.Option(help="Validation texts, each as long as the context.")]
+Texts = Annotated[int, Option(help="Validation texts, each as long as the context.")]
 
 
-def validation_texts(loaded: "Run", count: int) -> "tuple[Tensor, Tensor]":
+def validation_texts(loaded: Run, count: int) -> tuple[Tensor, Tensor]:
     """The first ``count`` texts of the validation split, without overlap, and their targets."""
-    import torch
-
     stream = loaded.dataset().tokens("val")
     length = min(loaded.cfg.model.context, len(stream) - 1)
     count = max(1, min(count, (len(stream) - 1) // length))
@@ -38,25 +42,18 @@ def table_of(title: str, *headings: str) -> Table:
 @app.command()
 @with_options_of(open_run)
 def trajectory(
-    loaded: "Run",
+    loaded: Run,
     text: Annotated[
-        str | None, typer.Option(help="Text to watch; default the first 64 tokens of the split.")
+        str | None, Option(help="Text to watch; default the first 64 tokens of the split.")
     ] = None,
-    split: Annotated[str, typer.Option(help="Split for the default text.")] = "val",
+    split: Annotated[str, Option(help="Split for the default text.")] = "val",
     steps: Steps = None,
-    to: Annotated[Path | None, typer.Option(help="Folder; default RUN/trajectory.")] = None,
+    to: Annotated[Path | None, Option(help="Folder; default RUN/trajectory.")] = None,
     energies: Annotated[
-        bool, typer.Option(help="Baselines have no energy: use --no-energies for them.")
+        bool, Option(help="Baselines have no energy: use --no-energies for them.")
     ] = True,
 ) -> None:
     """Watch tokens on their energy landscapes: figures, numbers and an interactive page."""
-    import torch
-
-    from ..dynamics.figures import token_label, write_figures
-    from ..dynamics.page import write_page
-    from ..dynamics.trajectory import trajectory as watch
-    from ..model.network import IGNORED_TARGET
-
     if text is None:
         length = min(64, loaded.cfg.model.context)
         tokens = loaded.dataset().tokens(split).read(0, length + 1).tolist()
@@ -81,7 +78,7 @@ def trajectory(
 
 @app.command()
 @with_options_of(open_run)
-def certificate(loaded: "Run", texts: Texts = 8, steps: Steps = None) -> None:
+def certificate(loaded: Run, texts: Texts = 8, steps: Steps = None) -> None:
     """Is descent guaranteed? If not, which part prevents it, and what happens on real text?"""
     model, idx = loaded.model.double(), None
     try:
@@ -94,20 +91,15 @@ def certificate(loaded: "Run", texts: Texts = 8, steps: Steps = None) -> None:
 @app.command()
 @with_options_of(open_run)
 def adaptive(
-    loaded: "Run",
-    rule: Annotated[str, typer.Option(help="energy, force, entropy, kl or argmax.")] = "kl",
-    tolerances: Annotated[str, typer.Option(help="Comma-separated.")] = "1e-4,1e-3,1e-2,1e-1",
-    patience: Annotated[int, typer.Option(help="How often in a row the rule must hold.")] = 1,
+    loaded: Run,
+    rule: Annotated[str, Option(help="energy, force, entropy, kl or argmax.")] = "kl",
+    tolerances: Annotated[str, Option(help="Comma-separated.")] = "1e-4,1e-3,1e-2,1e-1",
+    patience: Annotated[int, Option(help="How often in a row the rule must hold.")] = 1,
     texts: Texts = 32,
     steps: Steps = None,
-    to: Annotated[Path | None, typer.Option(help="File for a PNG of loss against steps.")] = None,
+    to: Annotated[Path | None, Option(help="File for a PNG of loss against steps.")] = None,
 ) -> None:
     """Stop each token early by a rule: what does that cost, and what does it save?"""
-    from ..dynamics.adaptive import loss_against_steps
-    from ..dynamics.figures import save
-    from ..dynamics.plots import adaptive_figure
-    from ..dynamics.relax import Stop
-
     try:
         values = [0.0] if rule == "argmax" else [float(value) for value in tolerances.split(",")]
     except ValueError:
@@ -132,23 +124,17 @@ def adaptive(
 @app.command()
 @with_options_of(open_run)
 def convergence(
-    loaded: "Run",
+    loaded: Run,
     steps: Annotated[
-        int | None, typer.Option(help="Steps to take; default 50 times the trained number.")
+        int | None, Option(help="Steps to take; default 50 times the trained number.")
     ] = None,
     tolerance: Annotated[
-        float, typer.Option(help="At rest: each step changes g by at most this share.")
+        float, Option(help="At rest: each step changes g by at most this share.")
     ] = 1e-3,
     texts: Texts = 8,
-    to: Annotated[Path | None, typer.Option(help="Folder for the figures, as PNG.")] = None,
+    to: Annotated[Path | None, Option(help="Folder for the figures, as PNG.")] = None,
 ) -> None:
     """When do tokens come to rest, and do they return when pushed? Ctrl-C: use the steps so far."""
-    import torch
-
-    from ..dynamics.convergence import stability, transients
-    from ..dynamics.figures import save
-    from ..dynamics.plots import convergence_figure
-
     model = loaded.model.double()
     idx, _ = validation_texts(loaded, texts)
     with torch.no_grad():

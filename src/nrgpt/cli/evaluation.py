@@ -1,58 +1,56 @@
 """nrgpt evaluate."""
 
 import dataclasses
+import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
-import typer
 from rich.table import Table
+from typer import Option
 
+from ..data.listops import read_tests
+from ..evaluate.record import FILE, read_record, write_record
+from ..evaluate.samples import human_texts, kind_of, model_texts
+from ..evaluate.tasks import run_tasks
+from ..evaluate.text import load_measures, text_metrics
+from ..measure.listops import listops_accuracy
+from ..measure.loss import bits_of_text, split_loss
+from ..train.runs import Run
 from .common import Steps, app, folder_for_results, open_run, screen, with_options_of
-
-if TYPE_CHECKING:
-    from ..train.runs import Run
 
 
 @app.command()
 @with_options_of(open_run)
 def evaluate(
-    loaded: "Run",
+    loaded: Run,
     split: str = "val",
     steps: Steps = None,
-    stride: Annotated[
-        int | None, typer.Option(help="1 gives every token its full context.")
-    ] = None,
-    loss: Annotated[bool, typer.Option(help="Loss on the split, and accuracy on ListOps.")] = True,
+    stride: Annotated[int | None, Option(help="1 gives every token its full context.")] = None,
+    loss: Annotated[bool, Option(help="Loss on the split, and accuracy on ListOps.")] = True,
     metrics: Annotated[
-        bool, typer.Option("--metrics", help="Text metrics on samples, and on human text.")
+        bool, Option("--metrics", help="Text metrics on samples, and on human text.")
     ] = False,
-    samples: Annotated[int, typer.Option(help="--metrics: number of texts.")] = 8,
-    words: Annotated[int, typer.Option(help="--metrics: words per text.")] = 200,
-    temperature: Annotated[float, typer.Option(help="--metrics: sampling temperature.")] = 0.8,
+    samples: Annotated[int, Option(help="--metrics: number of texts.")] = 8,
+    words: Annotated[int, Option(help="--metrics: words per text.")] = 200,
+    temperature: Annotated[float, Option(help="--metrics: sampling temperature.")] = 0.8,
     judge: Annotated[
-        str, typer.Option(help="--metrics: causal LM, name or folder, for perplexity; or none.")
+        str, Option(help="--metrics: causal LM, name or folder, for perplexity; or none.")
     ] = "gpt2",
-    seed: Annotated[int, typer.Option(help="--metrics: seed for sampling.")] = 0,
+    seed: Annotated[int, Option(help="--metrics: seed for sampling.")] = 0,
     tasks: Annotated[
-        str | None, typer.Option(help="Tasks of lm-eval: mmlu,mmlu_paper,lambada_openai,...")
+        str | None, Option(help="Tasks of lm-eval: mmlu,mmlu_paper,lambada_openai,...")
     ] = None,
     mmlu: Annotated[
-        Path | None, typer.Option(help="MMLU's csv files; default $NRGPT_MMLU, else the Hub.")
+        Path | None, Option(help="MMLU's csv files; default $NRGPT_MMLU, else the Hub.")
     ] = None,
-    include: Annotated[
-        Path | None, typer.Option(help="--tasks: a folder with more task files.")
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="--tasks: most questions per task.")
-    ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="--tasks: prompts per batch.")] = 16,
+    include: Annotated[Path | None, Option(help="--tasks: a folder with more task files.")] = None,
+    limit: Annotated[int | None, Option(min=1, help="--tasks: most questions per task.")] = None,
+    batch_size: Annotated[int, Option(min=1, help="--tasks: prompts per batch.")] = 16,
 ) -> None:
     """Loss on every token of a split, ListOps accuracy, text metrics, tasks of lm-eval.
 
     Prints the results and writes them to RUN/evaluation.json, one entry per set of settings.
     """
-    from ..evaluate.record import FILE, read_record, write_record
-
     home = folder_for_results(loaded.folder)
     home.mkdir(parents=True, exist_ok=True)
     read_record(home)  # fails now, not after the work, if nothing can be added to it
@@ -69,10 +67,6 @@ def evaluate(
         results = {"metrics": text_metrics_of(loaded, split, steps, **sampled)}
         write_record(home, of_split | sampled, results)
     if tasks is not None:
-        import logging
-
-        from ..evaluate.tasks import run_tasks
-
         logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it reports every default
         names = list(dict.fromkeys(name for name in tasks.split(",") if name))
         options: dict[str, Any] = {"batch_size": batch_size, "mmlu": mmlu, "include": include}
@@ -89,10 +83,8 @@ def evaluate(
         screen.print(f"written to {home / FILE}", soft_wrap=True)
 
 
-def losses(loaded: "Run", split: str, steps: int | None, stride: int | None) -> dict[str, Any]:
+def losses(loaded: Run, split: str, steps: int | None, stride: int | None) -> dict[str, Any]:
     """Print the loss, in nats and in bits, and the accuracy on ListOps. Return them for JSON."""
-    from ..measure.loss import bits_of_text, split_loss
-
     dataset = loaded.dataset()
     tokens = dataset.tokens(split)
     loss = split_loss(loaded.model, tokens, stride=stride, steps=steps, progress=True)
@@ -112,9 +104,6 @@ def losses(loaded: "Run", split: str, steps: int | None, stride: int | None) -> 
         "bits": None if bits is None else dataclasses.asdict(bits),
     }
     if loaded.cfg.data.task == "listops":
-        from ..data.listops import read_tests
-        from ..measure.listops import listops_accuracy
-
         tests = read_tests(dataset.folder)
         result = listops_accuracy(
             loaded.model, tests, dataset.tokenizer, steps=steps, progress=True
@@ -125,7 +114,7 @@ def losses(loaded: "Run", split: str, steps: int | None, stride: int | None) -> 
 
 
 def text_metrics_of(
-    loaded: "Run",
+    loaded: Run,
     split: str,
     steps: int | None,
     *,
@@ -134,9 +123,6 @@ def text_metrics_of(
     judge: str,
     **how: Any,
 ) -> dict[str, Any]:
-    from ..evaluate.samples import human_texts, kind_of, model_texts
-    from ..evaluate.text import load_measures, text_metrics
-
     kind_of(loaded.tokenizer)  # an error for ListOps, before anything is loaded
     # Before any text is sampled, since a judge may not be available.
     device = str(loaded.model.tokens.device)

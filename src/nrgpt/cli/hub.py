@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from .common import Checkpoint, NewFolder, RunFolder, app, screen
 
@@ -19,8 +19,8 @@ def export(run: RunFolder, to: NewFolder, checkpoint: Checkpoint = None) -> None
 @app.command()
 def push(
     run: RunFolder,
-    repo: Annotated[str, typer.Option(help="NAME or OWNER/NAME on the Hugging Face Hub.")],
-    private: Annotated[bool, typer.Option(help="Make a new repository private.")] = False,
+    repo: Annotated[str, Option(help="NAME or OWNER/NAME on the Hugging Face Hub.")],
+    private: Annotated[bool, Option(help="Make a new repository private.")] = False,
     checkpoint: Checkpoint = None,
 ) -> None:
     """Export a run and upload it to the Hugging Face Hub."""

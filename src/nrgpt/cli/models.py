@@ -3,39 +3,40 @@
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-import typer
+import torch
 from rich.table import Table
+from typer import Option
 
 from .. import zoo
+from ..bench.suites import SUITES
+from ..bench.suites import profile as profile_training
+from ..check import check_choice
+from ..decode.generate import Sampling, stream
+from ..kernels.dispatch import explain
+from ..train.distributed import device_named
+from ..train.runs import Run
 from .common import Device, Steps, app, open_run, screen, with_options_of
-
-if TYPE_CHECKING:
-    from ..train.runs import Run
 
 
 @app.command()
 @with_options_of(open_run)
 def sample(
-    loaded: "Run",
-    prompt: Annotated[str | None, typer.Option(help="Text to continue.")] = None,
-    tokens: Annotated[int, typer.Option(help="New tokens.")] = 200,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.8,
-    top_k: Annotated[int | None, typer.Option(help="Only the k likeliest tokens.")] = None,
+    loaded: Run,
+    prompt: Annotated[str | None, Option(help="Text to continue.")] = None,
+    tokens: Annotated[int, Option(help="New tokens.")] = 200,
+    temperature: Annotated[float, Option(help="0 is greedy.")] = 0.8,
+    top_k: Annotated[int | None, Option(help="Only the k likeliest tokens.")] = None,
     top_p: Annotated[
-        float | None, typer.Option(help="Only the likeliest tokens, up to this probability.")
+        float | None, Option(help="Only the likeliest tokens, up to this probability.")
     ] = None,
-    repetition_penalty: Annotated[float, typer.Option(help="Above 1: fewer repetitions.")] = 1.0,
-    cache: Annotated[str, typer.Option(help="exact, none (the same, slower) or frozen.")] = "exact",
+    repetition_penalty: Annotated[float, Option(help="Above 1: fewer repetitions.")] = 1.0,
+    cache: Annotated[str, Option(help="exact, none (the same, slower) or frozen.")] = "exact",
     seed: int = 0,
     steps: Steps = None,
 ) -> None:
     """Let a trained model continue a text, printed token by token."""
-    import torch
-
-    from ..decode.generate import Sampling, stream
-
     is_listops = loaded.cfg.data.task == "listops"
     text = loaded.encode(prompt or ("<end>" if is_listops else "\n"))
     written = ""
@@ -79,25 +80,15 @@ def list_zoo() -> None:
 
 @app.command()
 def bench(
-    suite: Annotated[
-        str, typer.Option(help="train, small, packed, generate, memory or all.")
-    ] = "all",
-    profile: Annotated[bool, typer.Option(help="Also write a trace of training updates.")] = False,
+    suite: Annotated[str, Option(help="train, small, packed, generate, memory or all.")] = "all",
+    profile: Annotated[bool, Option(help="Also write a trace of training updates.")] = False,
     compile: Annotated[
-        bool | None, typer.Option(help="Use torch.compile; by default on a GPU only.")
+        bool | None, Option(help="Use torch.compile; by default on a GPU only.")
     ] = None,
-    to: Annotated[Path, typer.Option(help="Folder for the results as JSON.")] = Path("out/bench"),
+    to: Annotated[Path, Option(help="Folder for the results as JSON.")] = Path("out/bench"),
     device: Device = "auto",
 ) -> None:
     """Measure speed and memory on this machine, with everything compared in one run."""
-    import torch
-
-    from ..bench.suites import SUITES
-    from ..bench.suites import profile as profile_training
-    from ..check import check_choice
-    from ..kernels.dispatch import explain
-    from ..train.distributed import device_named
-
     check_choice("suite", suite, [*SUITES, "all"])
     where = torch.device(device_named(device))
     if compile is None:

@@ -4,8 +4,19 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
+from typer import Option
 
+from ..reproduce import energy as energy_study
+from ..reproduce import flops as flops_study
+from ..reproduce import listops as listops_study
+from ..reproduce import shakespeare as shakespeare_study
+from ..reproduce import text as text_study
+from ..reproduce.training import train_pack
+from ..train.config import DataConfig
+from ..train.data import prepare_dataset
+from ..train.runs import read_config
 from .common import FREE_FORM, Overrides, app, screen, with_options_of
 
 reproduce_app = typer.Typer(
@@ -16,14 +27,12 @@ reproduce_app = typer.Typer(
 app.add_typer(reproduce_app, name="reproduce")
 
 Judge = Annotated[
-    str, typer.Option(help="Causal LM, name or folder, for the perplexity of texts; or none.")
+    str, Option(help="Causal LM, name or folder, for the perplexity of texts; or none.")
 ]
-Quick = Annotated[
-    bool, typer.Option("--quick", help="Tiny models, only to show that everything works.")
-]
+Quick = Annotated[bool, Option("--quick", help="Tiny models, only to show that everything works.")]
 To = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         help="Folder for records and figures; default experiments/NAME (quick: out/NAME-quick)."
     ),
 ]
@@ -34,22 +43,22 @@ class Shared:
     """The options of every command that trains."""
 
     overrides: Overrides = None
-    recipe: Annotated[str, typer.Option(help="ours, or paper: as in the paper's text.")] = "ours"
-    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds for each configuration.")] = None
+    recipe: Annotated[str, Option(help="ours, or paper: as in the paper's text.")] = "ours"
+    seeds: Annotated[int | None, Option(min=1, help="Seeds for each configuration.")] = None
     only: Annotated[
-        str | None, typer.Option(help="Only runs with one of these in their names: mod10,w64 ...")
+        str | None, Option(help="Only runs with one of these in their names: mod10,w64 ...")
     ] = None
     quick: Quick = False
     plots_only: Annotated[
-        bool, typer.Option("--plots-only", help="Do not train; draw from existing records.")
+        bool, Option("--plots-only", help="Do not train; draw from existing records.")
     ] = False
     to: To = None
     processes: Annotated[
-        int, typer.Option(min=1, help="Packs of runs to train at a time, on one GPU.")
+        int, Option(min=1, help="Packs of runs to train at a time, on one GPU.")
     ] = 1
-    forget: Annotated[
-        bool, typer.Option("--forget", help="Delete the checkpoints of recorded runs.")
-    ] = False
+    forget: Annotated[bool, Option("--forget", help="Delete the checkpoints of recorded runs.")] = (
+        False
+    )
 
     def carry_out(self, study: Any, cases: list[Any], **options: Any) -> None:
         """Run a study, a module of nrgpt.reproduce, on the cases that --only selects, with the
@@ -74,8 +83,6 @@ def folder(name: str, to: Path | None, quick: bool) -> Path:
     """Quick runs prove nothing, so they stay out of experiments/. They use one thread: for tiny
     models, several only wait for each other."""
     if quick:
-        import torch
-
         torch.set_num_threads(1)
     return to or (Path("out") / f"{name}-quick" if quick else Path("experiments") / name)
 
@@ -93,21 +100,17 @@ def listops(shared: Shared) -> None:
     16 widths (15 in our recipe), FF1 (hidden 4 D and 8 D), FF2W and RGPT-parallel, modulo 10 and
     20, answers with steps and direct, 3 seeds.
     """
-    from ..reproduce import listops
-
     seeds = shared.seeds or (2 if shared.quick else 3)
-    cases = listops.cases(shared.recipe, seeds, shared.quick)
-    shared.carry_out(listops, cases)
+    cases = listops_study.cases(shared.recipe, seeds, shared.quick)
+    shared.carry_out(listops_study, cases)
 
 
 @reproduce_app.command(context_settings=FREE_FORM)
 @with_options_of(Shared)
 def energy(shared: Shared) -> None:
     """Energies and ||x|| of 64 tokens: over 30 steps with eta = 1, over 100 with a free eta."""
-    from ..reproduce import energy
-
-    cases = energy.cases(shared.recipe, shared.seeds or 1, shared.quick)
-    shared.carry_out(energy, cases)
+    cases = energy_study.cases(shared.recipe, shared.seeds or 1, shared.quick)
+    shared.carry_out(energy_study, cases)
 
 
 @reproduce_app.command(context_settings=FREE_FORM)
@@ -118,37 +121,29 @@ def shakespeare(shared: Shared, judge: Judge = "gpt2") -> None:
     Parts: scaling-, long- (the check for overfitting), table- (the paper's recipe) or ours_small-
     and ours_wide- (ours). --only scaling selects one of them.
     """
-    from ..reproduce import shakespeare
-
     seeds = shared.seeds or (1 if shared.quick else 3)
-    cases = shakespeare.cases(shared.recipe, seeds, shared.quick)
-    shared.carry_out(shakespeare, cases, **shared.with_texts(judge))
+    cases = shakespeare_study.cases(shared.recipe, seeds, shared.quick)
+    shared.carry_out(shakespeare_study, cases, **shared.with_texts(judge))
 
 
 @reproduce_app.command()
 def flops(quick: Quick = False, to: To = None) -> None:
     """The appendix on FLOPs, by formula and by PyTorch's counter. Takes seconds, quick or not."""
-    from ..reproduce import flops
-
-    show(flops.reproduce(folder("flops", to, quick)))
+    show(flops_study.reproduce(folder("flops", to, quick)))
 
 
 @reproduce_app.command(context_settings=FREE_FORM)
 @with_options_of(Shared)
 def text(
     shared: Shared,
-    data: Annotated[
-        Path | None, typer.Option(help="A dataset prepared by `nrgpt data text`.")
-    ] = None,
-    held_out: Annotated[
-        Path | None, typer.Option(help="Another dataset, only to evaluate on.")
-    ] = None,
+    data: Annotated[Path | None, Option(help="A dataset prepared by `nrgpt data text`.")] = None,
+    held_out: Annotated[Path | None, Option(help="Another dataset, only to evaluate on.")] = None,
     mmlu: Annotated[
-        Path | None, typer.Option(help="MMLU's csv files, to ask 50 questions per subject.")
+        Path | None, Option(help="MMLU's csv files, to ask 50 questions per subject.")
     ] = None,
-    tokens: Annotated[int, typer.Option(min=1, help="Training tokens per model.")] = 100_000_000,
+    tokens: Annotated[int, Option(min=1, help="Training tokens per model.")] = 100_000_000,
     throughput: Annotated[
-        float | None, typer.Option(help="Tokens/s of one GPU, to estimate the full run.")
+        float | None, Option(help="Tokens/s of one GPU, to estimate the full run.")
     ] = None,
     judge: Judge = "gpt2",
 ) -> None:
@@ -156,26 +151,19 @@ def text(
 
     --quick without --data uses Shakespeare's characters.
     """
-    from ..reproduce import text
-    from ..train.config import DataConfig
-    from ..train.data import prepare_dataset
-
     cases = []
     if not shared.plots_only:
         if data is None and not shared.quick:
             raise ValueError("--data: name a dataset prepared by `nrgpt data text` or `data hub`")
         data = data or prepare_dataset(DataConfig(task="shakespeare"))
         tokens = 3_840 if shared.quick else tokens
-        cases = text.cases(data, shared.recipe, shared.seeds or 1, tokens, shared.quick)
+        cases = text_study.cases(data, shared.recipe, shared.seeds or 1, tokens, shared.quick)
     options = {"held_out": held_out, "mmlu": mmlu, "throughput": throughput}
-    shared.carry_out(text, cases, **options, **shared.with_texts(judge))
+    shared.carry_out(text_study, cases, **options, **shared.with_texts(judge))
 
 
 @reproduce_app.command(hidden=True)
 def runs(folders: list[Path]) -> None:
     """Train the runs configured in these folders as one pack. `nrgpt reproduce --processes N`
     starts its processes with this command."""
-    from ..reproduce.training import train_pack
-    from ..train.runs import read_config
-
     train_pack([read_config(run / "config.json") for run in folders], folders)

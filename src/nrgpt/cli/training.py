@@ -7,32 +7,34 @@ import os
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
+from ..check import suggestion
 from ..model.registry import PLUGINS
+from ..train.config import TrainConfig
 from ..train.faults import EXIT_CODES
+from ..train.loop import train as train_run
 from ..train.overrides import override
+from ..train.presets import PRESETS
+from ..train.sweep import run_sweep
 from .common import FREE_FORM, Overrides, app, screen
 
 EXIT_TEXT = "; ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items())
-Preset = Annotated[str, typer.Argument(metavar="PRESET", help="See `nrgpt presets`.")]
+Preset = Annotated[str, Argument(metavar="PRESET", help="See `nrgpt presets`.")]
 
 
-def preset(name: str) -> Any:
-    from ..check import suggestion
-    from ..train.presets import PRESETS
-
+def preset(name: str) -> TrainConfig:
     if name not in PRESETS:
         raise ValueError(f"there is no preset {name!r}{suggestion(name, PRESETS)}")
     cfg = PRESETS[name]()
     return dataclasses.replace(cfg, plugins=tuple(PLUGINS)) if PLUGINS else cfg
 
 
-def default_run(name: str, cfg: Any) -> Path:
+def default_run(name: str, cfg: TrainConfig) -> Path:
     """runs/NAME for an unchanged preset, otherwise with a suffix that depends on the changes."""
     if cfg == preset(name):
         return Path("runs") / name
-    fields, defaults = dataclasses.asdict(cfg), dataclasses.asdict(type(cfg)())
+    fields, defaults = dataclasses.asdict(cfg), dataclasses.asdict(TrainConfig())
     # Newer fields count only where they are changed: older folders keep their names.
     if fields["plugins"] == defaults["plugins"]:
         del fields["plugins"]
@@ -46,9 +48,9 @@ def default_run(name: str, cfg: Any) -> Path:
 def train(
     name: Preset,
     overrides: Overrides = None,
-    to: Annotated[Path | None, typer.Option(help="Run folder; default in runs/.")] = None,
+    to: Annotated[Path | None, Option(help="Run folder; default in runs/.")] = None,
     packed: Annotated[
-        bool, typer.Option(help="Many runs in one process: give fields several values.")
+        bool, Option(help="Many runs in one process: give fields several values.")
     ] = False,
 ) -> None:
     """Train a preset. If it was stopped, the same command continues.
@@ -57,8 +59,6 @@ def train(
 
     Several seeds and learning rates together: nrgpt train PRESET --packed seeds=8 lr=1e-3,2e-3
     """
-    from ..train.loop import train as train_run
-
     if packed:
         several = [packed_field(assignment) for assignment in overrides or []]
         sweep(name, several, to or Path("runs") / f"{name}-packed", packed=1_000)
@@ -87,8 +87,6 @@ def presets() -> None:
 
     PRESET is our recipe, PRESET_paper the paper's text, PRESET_released its authors' code.
     """
-    from ..train.presets import PRESETS
-
     for name, make in sorted(PRESETS.items()):
         cfg = make()
         model = f"{cfg.model.block} D{cfg.model.width} H{cfg.model.heads} T{cfg.model.steps}"
@@ -100,12 +98,12 @@ def presets() -> None:
 def sweep(
     name: Preset,
     overrides: Overrides = None,
-    to: Annotated[Path | None, typer.Option(help="Folder; default sweeps/PRESET.")] = None,
-    grid: Annotated[str | None, typer.Option(help="One of the paper's named grids.")] = None,
-    trials: Annotated[int | None, typer.Option(help="Search with Optuna instead.")] = None,
-    storage: Annotated[str | None, typer.Option(help="Optuna storage URL.")] = None,
+    to: Annotated[Path | None, Option(help="Folder; default sweeps/PRESET.")] = None,
+    grid: Annotated[str | None, Option(help="One of the paper's named grids.")] = None,
+    trials: Annotated[int | None, Option(help="Search with Optuna instead.")] = None,
+    storage: Annotated[str | None, Option(help="Optuna storage URL.")] = None,
     packed: Annotated[
-        int | None, typer.Option(help="Train this many runs of one shape at a time, together.")
+        int | None, Option(help="Train this many runs of one shape at a time, together.")
     ] = None,
 ) -> None:
     """Train a preset many times: all combinations of comma-separated values, or a search.
@@ -116,7 +114,5 @@ def sweep(
 
     nrgpt sweep listops_nrgpt_ff2w --grid listops_widths seed=0,1,2 --packed 16
     """
-    from ..train.sweep import run_sweep
-
     options: dict[str, Any] = {"grid": grid, "trials": trials, "storage": storage, "packed": packed}
     run_sweep(name, preset(name), overrides or [], to or Path("sweeps") / name, **options)
