@@ -108,9 +108,6 @@ def train(device: torch.device, *, compile: bool) -> list[Report]:
     return [compare("train", f"training step, {describe(cfg, batch)}", works, device)]
 
 
-IN_A_ROW = 10
-
-
 class RecordedStep:
     """A training update of one or many small models, recorded as a CUDA graph on a GPU."""
 
@@ -141,7 +138,7 @@ class RecordedStep:
         """``times`` updates. On a GPU several are timed in a row: training does not wait for one
         before it launches the next."""
         check_that_gradients_arrive(self)
-        parts = IN_A_ROW if self.idx.is_cuda else 1
+        parts = 10 if self.idx.is_cuda else 1
 
         def call() -> None:
             for _ in range(times * parts):

@@ -1,5 +1,7 @@
 """The same models with autograd inside the forward pass, to compare with."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -13,18 +15,17 @@ from ..model.rate import Free
 from ..model.step import Extra
 
 
-class Textbook:
+class TextbookBlock(EnergyBlock):
     """x <- x - eta dE/dg, with E as in the paper, by torch.func.grad."""
 
-    def __init__(self, block: EnergyBlock):
-        self.block = block
+    def plan(self, extra: Extra | None = None, *, stacked: bool = False) -> Any:
+        return self
 
     def move(self, x: Tensor, t: int, memory: None = None, masks: Tensor | None = None) -> Tensor:
-        block = self.block
-        attention, feedforward = block.terms["attention"], block.terms["feedforward"]
+        attention, feedforward = self.terms["attention"], self.terms["feedforward"]
         assert isinstance(attention, AttentionEnergy)
         assert isinstance(feedforward, FF2W)
-        assert isinstance(block.rate, Free)
+        assert isinstance(self.rate, Free)
         assert attention.alpha is not None
         alpha, beta, heads = attention.alpha, attention.beta, attention.heads
         W_Q = attention.W_Q.unflatten(0, (heads, -1))
@@ -40,13 +41,8 @@ class Textbook:
             E_AT = -(alpha[:, None] * log_sum).sum() / beta
             return E_AT - (g * (hidden @ feedforward.W_2.T)).sum()
 
-        g = block.norm(x)
-        return x - torch.func.grad(energy)(g, g) @ block.rate.eta.T
-
-
-class TextbookBlock(EnergyBlock):
-    def plan(self, extra: Extra | None = None, *, stacked: bool = False) -> Textbook:  # type: ignore[override]
-        return Textbook(self)
+        g = self.norm(x)
+        return x - torch.func.grad(energy)(g, g) @ self.rate.eta.T
 
 
 class AutogradAttention(AttentionEnergy):

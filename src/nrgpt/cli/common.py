@@ -33,14 +33,10 @@ def clear_errors(command: Callable[..., Any]) -> Callable[..., Any]:
     def wrapped(*arguments: Any, **options: Any) -> Any:
         try:
             return command(*arguments, **options)
-        except TrainingError as error:
-            said, code = str(error), error.code
-        except CheckpointError as error:
-            said, code = str(error), 4
-        except ValueError as error:
-            said, code = str(error), 2
-        except ImportError as error:
-            if "pip install" not in str(error):  # not one of ours
+        except (TrainingError, CheckpointError) as error:
+            said, code = str(error), getattr(error, "code", 4)
+        except (ValueError, ImportError) as error:
+            if isinstance(error, ImportError) and "pip install" not in str(error):  # not ours
                 raise
             said, code = str(error), 2
         except OSError as error:
@@ -64,17 +60,16 @@ class Group(typer.core.TyperGroup):
     """Loads --plugin MODULE, anywhere on the command line, before it parses the rest."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        rest, waiting = [], list(args)
-        while waiting:
-            word = waiting.pop(0)
+        rest, words = [], iter(args)
+        for word in words:
             name, has_value, value = word.partition("=")
             if name != "--plugin":
                 rest.append(word)
                 continue
-            if not has_value and not waiting:
-                raise typer.BadParameter("--plugin needs the name of a module")
             try:
-                load_plugin(value if has_value else waiting.pop(0))
+                load_plugin(value if has_value else next(words))
+            except StopIteration:
+                raise typer.BadParameter("--plugin needs the name of a module") from None
             except ValueError as error:
                 raise typer.BadParameter(str(error)) from error
         return super().parse_args(ctx, rest)
@@ -107,14 +102,10 @@ Overrides = Annotated[
 ]
 
 
-def run_folder(given: str) -> Path:
-    """A path, or the folder of the model zoo:NAME."""
-    if not given.startswith(zoo.PREFIX):
-        return Path(given)
-    try:
-        return zoo.folder(given.removeprefix(zoo.PREFIX))
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
+def run_folder(given: Path) -> Path:
+    """A path as it is, or the folder of the model zoo:NAME."""
+    name = str(given)
+    return zoo.folder(name.removeprefix(zoo.PREFIX)) if name.startswith(zoo.PREFIX) else given
 
 
 def folder_for_results(run: Path) -> Path:
@@ -125,7 +116,9 @@ def folder_for_results(run: Path) -> Path:
 
 RunFolder = Annotated[
     Path,
-    Argument(help="A run folder, or zoo:NAME (see `nrgpt zoo`).", parser=run_folder, metavar="RUN"),
+    Argument(
+        help="A run folder, or zoo:NAME (see `nrgpt zoo`).", callback=run_folder, metavar="RUN"
+    ),
 ]
 NewFolder = Annotated[Path, Option(help="Folder to create.")]
 Steps = Annotated[int | None, Option(help="Inference steps; default as trained.")]

@@ -98,9 +98,8 @@ def write_dataset(
             refuse_existing(folder)  # again: another process may have finished it meanwhile
             for left_by_a_killed_run in set(writing.iterdir()) - {writing / LOCK}:
                 left_by_a_killed_run.unlink()
-            size = tokenizer.vocab_size
             written = {
-                split: write_split(writing, split, pieces, size, shard_tokens)
+                split: write_split(writing, split, pieces, tokenizer.vocab_size, shard_tokens)
                 for split, pieces in splits.items()
             }
             extra = {name: write_blocks(writing / name, [b]) for name, b in extra_files.items()}

@@ -13,7 +13,7 @@ import os
 import shutil
 import signal
 import threading
-import zlib
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -141,18 +141,17 @@ class PieceMaker:
             splits = self.read(path)
         except (FileNotFoundError, DataError):
             splits = self.tokenise(piece)
-            body = len(splits["train"]).to_bytes(8) + b"".join(t.tobytes() for t in splits.values())
-            path.with_suffix(".tmp").write_bytes(zlib.crc32(body).to_bytes(4) + body)
+            with path.with_suffix(".tmp").open("wb") as file:
+                np.savez(file, **splits)
             path.with_suffix(".tmp").rename(path)
         return path, {split: len(tokens) for split, tokens in splits.items()}
 
     def read(self, path: Path) -> dict[str, np.ndarray]:
-        content = path.read_bytes()
-        if zlib.crc32(content[4:]).to_bytes(4) != content[:4]:
-            raise DataError(f"{path}: wrong checksum; prepare the data again, it will be replaced")
-        train = int.from_bytes(content[4:12])
-        tokens = np.frombuffer(content, token_dtype(self.tokenizer.vocab_size), offset=12)
-        return {"train": tokens[:train], "val": tokens[train:]}
+        try:
+            with path.open("rb") as file, np.load(file) as splits:  # a zip file, with checksums
+                return {split: splits[split] for split in ("train", "val")}
+        except (zipfile.BadZipFile, ValueError, EOFError, KeyError) as error:
+            raise DataError(f"{path}: {error}; prepare the data again to replace it") from error
 
     def read_all(self, paths: Iterable[Path], split: str) -> Iterator[np.ndarray]:
         return (self.read(path)[split] for path in paths)
