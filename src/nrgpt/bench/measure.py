@@ -3,7 +3,7 @@
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -47,9 +47,6 @@ class Report:
     rows: list[Row]
     product_rate: float
     machine: dict[str, Any] = field(default_factory=environment)
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
     def table(self) -> Table:
         rate = f"{self.product_rate / 1e12:.3g} TFLOP/s"

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import torch
 from rich.table import Table
 from torch import Tensor
@@ -27,8 +28,8 @@ def validation_texts(loaded: Run, count: int) -> tuple[Tensor, Tensor]:
     stream = loaded.dataset().tokens("val")
     length = min(loaded.cfg.model.context, len(stream) - 1)
     count = max(1, min(count, (len(stream) - 1) // length))
-    rows = [torch.from_numpy(stream.read(i * length, length + 1)) for i in range(count)]
-    text = torch.stack(rows).to(loaded.model.tokens.device)
+    starts = length * np.arange(count)
+    text = stream.windows(starts, length + 1).to(loaded.model.tokens.device)
     return text[:, :-1], text[:, 1:]
 
 

@@ -1,5 +1,6 @@
 """nrgpt sample, zoo, bench."""
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -100,7 +101,7 @@ def bench(
         for report in reports:
             screen.print(report.table())
         path = to / f"{name}.json"
-        path.write_text(json.dumps([report.as_dict() for report in reports], indent=1))
+        path.write_text(json.dumps([dataclasses.asdict(report) for report in reports], indent=1))
         screen.print(f"written to {path}")
     if profile:
         print(profile_training(where, compile=compile, trace=to / "trace.json"))

@@ -195,7 +195,7 @@ class Outcomes(dict[str, tuple[str, bool]]):
 
 
 def solve(expression: str, outcomes: Outcomes) -> tuple[str, bool]:
-    """``expression = ... = value <end>``, and whether a reduction met a held-out tuple."""
+    """``expression = ... = value <end>``, and whether it reduces a held-out tuple."""
     cfg = outcomes.cfg
     before_open = 1 if cfg.notation == "call" else 0  # the name is before the parenthesis
     stage, stages, met_held_out = expression, [expression], False
@@ -221,14 +221,13 @@ def draw_splits(cfg: ListOpsConfig) -> dict[str, list[str]]:
         True: sum(sizes.values()) - ordinary,
     }  # key: reduces a held-out tuple
     found: dict[bool, list[str]] = {False: [], True: []}
-    seen: set[str] = set()
-    new = DRAWS
+    seen, new = set[str](), DRAWS
     while any(len(found[kind]) < wanted[kind] for kind in found):
         if new * 1_000 < DRAWS:
             kind = len(found[False]) == wanted[False]
             raise ValueError(
                 f"found only {len(found[kind]):,} of {wanted[kind]:,} distinct expressions that "
-                f"meet {'a' if kind else 'no'} held-out tuple: ask for fewer (train, validation, "
+                f"reduce {'a' if kind else 'no'} held-out tuple: ask for fewer (train, validation, "
                 "test), change held_out, or widen the choice (functions, numbers, max_args, depth)"
             )
         before = sum(map(len, found.values()))

@@ -40,21 +40,20 @@ def prepare_shakespeare(folder: Path, *, source: Path | None = None) -> None:
 
 def find_shakespeare() -> bytes:
     if (path := os.environ.get(SHAKESPEARE)) is not None:
+        origin = f"{SHAKESPEARE} = {path}"
         if not Path(path).is_file():
-            raise FileNotFoundError(f"{SHAKESPEARE} = {path}: there is no such file")
-        return checked(Path(path).read_bytes(), f"{SHAKESPEARE} = {path}")
-    try:
-        with urllib.request.urlopen(URL, timeout=DOWNLOAD_SECONDS) as answer:
-            content = answer.read()
-    except (OSError, http.client.HTTPException) as error:
-        raise FileNotFoundError(
-            f"Shakespeare could not be downloaded ({error}); put the file {URL} on this machine "
-            f"and set {SHAKESPEARE} to its path"
-        ) from error
-    return checked(content, URL)
-
-
-def checked(content: bytes, origin: str) -> bytes:
+            raise FileNotFoundError(f"{origin}: there is no such file")
+        content = Path(path).read_bytes()
+    else:
+        origin = URL
+        try:
+            with urllib.request.urlopen(URL, timeout=DOWNLOAD_SECONDS) as answer:
+                content = answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise FileNotFoundError(
+                f"Shakespeare could not be downloaded ({error}); put the file {URL} on this "
+                f"machine and set {SHAKESPEARE} to its path"
+            ) from error
     found = hashlib.sha256(content).hexdigest()
     if found != SHA256:
         raise DataError(

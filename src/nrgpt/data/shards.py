@@ -196,9 +196,7 @@ class Dataset:
         """Open and check a dataset. ``verify=False`` skips the checks that read every byte."""
         path = Path(folder) / MANIFEST
         if not path.is_file():
-            raise DataError(
-                f"{path}: there is no such file, so this is not a dataset; prepare the data first"
-            )
+            raise DataError(f"{path}: there is no such file; prepare the data first")
         try:
             manifest = json.loads(path.read_bytes())
             tokenizer = load_tokenizer(manifest["tokenizer"])
@@ -257,7 +255,7 @@ def check_shard(path: Path, shard: Mapping[str, Any], vocab_size: int, verify: b
 
 
 class TokenStream:
-    """The tokens of one split, from its first shard to its last."""
+    """The tokens of one split, across its shards."""
 
     def __init__(self, split: str, shards: Sequence[np.ndarray]):
         # Plain arrays of the same mapped memory: slicing an np.memmap is several times slower.
