@@ -196,7 +196,7 @@ class Dataset:
         """Open and check a dataset. ``verify=False`` skips the checks that read every byte."""
         path = Path(folder) / MANIFEST
         if not path.is_file():
-            raise DataError(f"{path}: there is no such file; prepare the data first")
+            raise DataError(f"{path}: no such file, so there is no dataset; prepare the data first")
         try:
             manifest = json.loads(path.read_bytes())
             tokenizer = load_tokenizer(manifest["tokenizer"])

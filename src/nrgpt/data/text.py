@@ -142,7 +142,7 @@ class PieceMaker:
         except (FileNotFoundError, DataError):
             splits = self.tokenise(piece)
             with path.with_suffix(".tmp").open("wb") as file:
-                np.savez(file, **splits)
+                np.savez(file, train=splits["train"], val=splits["val"])
             path.with_suffix(".tmp").rename(path)
         return path, {split: len(tokens) for split, tokens in splits.items()}
 
