@@ -1,6 +1,7 @@
 """The command line. `nrgpt --help` lists the commands in the order of these imports."""
 
-from . import training, models, dynamics, evaluation, hub, reproduce, data  # noqa: F401  # isort: skip
+# ruff: noqa: F401
+from . import training, models, dynamics, evaluation, hub, reproduce, data  # isort: skip
 from .common import app
 
 __all__ = ["app", "main"]
