@@ -1,6 +1,6 @@
-"""Checks of values, and configurations that check themselves: frozen, typed, strict.
+"""Checks of values, and configurations that check themselves.
 
-A wrong value or an unknown field is a ValueError that names the field, the value and what is
+A wrong value or an unknown field raises a ValueError that names the field, the value and what is
 allowed.
 """
 
@@ -35,15 +35,15 @@ def strict(cls: type[Config]) -> type[Config]:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """What to append to "there is no such name": the nearest known one, or all of them."""
+    """The end of a message about an unknown name: the nearest known name, or all of them."""
     known = sorted(known)
     near = difflib.get_close_matches(name, known, n=1)
     return f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(known)}"
 
 
 def checked(name: str, value: Any, hint: Any) -> Any:
-    """``value`` if it is what the annotation of the field says (a number of numpy's as Python's
-    own, a list as a tuple); otherwise a ValueError."""
+    """Return ``value`` if it has the annotated type, else raise a ValueError. NumPy's numbers
+    become Python's, and lists tuples."""
     if typing.get_origin(hint) is Literal:
         check_choice(name, value, typing.get_args(hint))
         return value
@@ -54,7 +54,7 @@ def checked(name: str, value: Any, hint: Any) -> Any:
         value = value.item()
     if isinstance(value, list) and tuple in allowed:
         value = tuple(value)
-    # Python counts True as an int and refuses 1 as a float; people mean neither.
+    # In Python True is an int and 1 is not a float. For a field, neither is meant.
     wanted = tuple(t for kind in allowed for t in ((int, float) if kind is float else (kind,)))
     is_stray_bool = isinstance(value, bool) and bool not in allowed
     if is_stray_bool or not isinstance(value, wanted):
@@ -79,7 +79,7 @@ def check(holds: bool, name: str, value: Any, must_be: str) -> None:
 
 
 def from_dict(cls: type[Config], fields: Mapping[str, Any]) -> Config:
-    """A configuration from what JSON holds of it: nested groups, and lists for tuples."""
+    """A configuration from JSON, with nested groups, and lists for tuples."""
     hints = typing.get_type_hints(cls)
     values = {}
     for name, value in fields.items():

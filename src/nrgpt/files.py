@@ -1,4 +1,4 @@
-"""Files that are whole or not there: flushed to the disk, fingerprinted, replaced at once."""
+"""Write files completely or not at all, and fingerprint them."""
 
 import hashlib
 import os
@@ -8,14 +8,12 @@ from typing import Any
 
 def fingerprint(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
-        return {
-            "bytes": path.stat().st_size,
-            "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
-        }
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"bytes": path.stat().st_size, "sha256": sha256}
 
 
 def flush(path: Path) -> None:
-    """Have the disk hold it, not only the operating system."""
+    """Force a file or folder from the operating system's cache to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -24,7 +22,7 @@ def flush(path: Path) -> None:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace a small file by a whole new one, or leave it as it was."""
+    """Replace a small file completely, or leave it as it was."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         unfinished.write_text(text)

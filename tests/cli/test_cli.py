@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 from nrgpt.cli import app
 from nrgpt.train.presets import PRESETS
 
+ZOO = "zoo:listops_30_steps"
 QUICK = ["iterations=6", "eval_every=6", "eval_batches=1", "data.listops.test=5"]
 
 
@@ -34,8 +35,8 @@ def test_presets_are_listed_one_line_each():
         (["train", "debug", "device=gpu"], "device = 'gpu': must be one of 'auto', 'cpu', 'cuda'"),
         (["sample", "nowhere"], "nowhere is not a run"),
         (["evaluate", "nowhere"], "nowhere is not a run"),
-        (["adaptive", "nowhere", "--tolerances", "x"], "tolerances = 'x': must be numbers"),
-        (["adaptive", "nowhere", "--rule", "x"], "rule = 'x': must be one of"),
+        (["adaptive", ZOO, "--tolerances", "x"], "tolerances = 'x': must be numbers"),
+        (["adaptive", ZOO, "--rule", "x"], "rule = 'x': must be one of"),
         (["train", "owt_gpt"], "nrgpt data text --to"),
         (["data", "listops", "--to", "x", "modulos=3"], "did you mean 'modulus'?"),
         (["train", "debug", "--to", f"{__file__}/run"], "Not a directory; choose another path"),
@@ -59,7 +60,8 @@ def test_train_sample_evaluate(tmp_path):
     said = nrgpt("evaluate", "mine", "--steps", "4")
     assert "val loss" in said
     assert "answers" in said
-    assert "mine keeps step-" in nrgpt("evaluate", "mine", "--step", "99", code=2)
+    assert "mine keeps step-" in nrgpt("evaluate", "mine", "--checkpoint", "99", code=2)
+    assert "mine keeps step-" in nrgpt("evaluate", "mine", "--step", "99", code=2)  # old name
 
 
 def test_a_changed_preset_gets_a_folder_of_its_own(tmp_path):
@@ -82,7 +84,7 @@ def test_the_best_checkpoint_may_be_gone(tmp_path):
     (newest / "model.safetensors").write_bytes(b"")
     result = CliRunner().invoke(app, ["evaluate", "mine"])
     assert result.exit_code == 0, result.output
-    assert "checkpoint at step 25" in result.output
+    assert "checkpoint 25;" in result.output
     assert "step-00000030/model.safetensors: 0 bytes where" in result.output
 
 
@@ -99,7 +101,7 @@ def test_a_full_disk_outside_of_a_checkpoint(monkeypatch):
     def full(cfg, folder):
         raise OSError(errno.ENOSPC, "No space left on device", "metrics.jsonl")
 
-    monkeypatch.setattr("nrgpt.train.loop.train", full)
+    monkeypatch.setattr("nrgpt.cli.training.train_run", full)
     said = nrgpt("train", "debug", code=4)
     assert "the disk is full" in said
     assert "metrics.jsonl" in said

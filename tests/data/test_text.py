@@ -8,13 +8,13 @@ import subprocess
 import sys
 import time
 import types
-from pathlib import Path
 
 import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
 
+from nrgpt.data import documents as reading
 from nrgpt.data import text
 from nrgpt.data.shards import DataError, Dataset, working_folder
 from nrgpt.data.text import prepare_hub, prepare_text
@@ -64,7 +64,7 @@ def shards_only(files):
 
 @pytest.fixture
 def small_pieces(monkeypatch):
-    monkeypatch.setattr(text, "PIECE_CHARACTERS", 500)
+    monkeypatch.setattr(reading, "PIECE_CHARACTERS", 500)
 
 
 def test_every_document_is_in_one_split_in_order_and_ends_with_the_end_of_text(
@@ -142,7 +142,7 @@ def test_a_document_that_is_read_in_parts_has_the_tokens_of_the_whole(
     monkeypatch, tmp_path, ending
 ):
     use_small_ranks(monkeypatch, tmp_path)
-    monkeypatch.setattr(text, "PIECE_CHARACTERS", 40)
+    monkeypatch.setattr(reading, "PIECE_CHARACTERS", 40)
     lines = ["hello\n", "\n", "  he said\u00a0\n", "hell \r\n", "é" * 30 + "\n", "\n\n", "x"]
     whole = "".join(lines * 20)
     (tmp_path / "a.txt").write_bytes((whole + ending).encode())
@@ -156,7 +156,7 @@ def test_a_document_that_is_read_in_parts_has_the_tokens_of_the_whole(
 
 def test_documents_in_parts_are_numbered_like_whole_ones(monkeypatch, tmp_path):
     use_small_ranks(monkeypatch, tmp_path)
-    monkeypatch.setattr(text, "PIECE_CHARACTERS", 40)
+    monkeypatch.setattr(reading, "PIECE_CHARACTERS", 40)
     options = {"tokenizer": GPT2Tokenizer(), "validation": 0.3}
     in_parts = write_text(tmp_path / "a.txt", documents())
     whole = write_jsonl(tmp_path / "a.jsonl", documents())
@@ -186,10 +186,10 @@ def test_sources_are_streamed_and_workers_do_not_change_a_byte(tmp_path, small_p
 KILLED = """
 import sys, time
 from pathlib import Path
-from nrgpt.data import text
+from nrgpt.data import documents, text
 from tests.data.test_text import prepare
 
-text.PIECE_CHARACTERS = 500
+documents.PIECE_CHARACTERS = 500
 tokenise = text.PieceMaker.tokenise
 
 def slowly(*arguments):
@@ -209,7 +209,7 @@ def test_killed_and_continued_gives_the_same_bytes(monkeypatch, tmp_path, small_
     (tmp_path / "killed.py").write_text(KILLED)
     process = subprocess.Popen(
         [sys.executable, tmp_path / "killed.py", source, tmp_path / "a", str(workers)],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         stderr=subprocess.PIPE,
     )
     deadline = time.monotonic() + 30
@@ -236,7 +236,7 @@ def test_killed_and_continued_gives_the_same_bytes(monkeypatch, tmp_path, small_
 
 
 BAD_FILES = {
-    "no.csv": (b"a", ValueError, r"no\.csv: must be a file \.txt, \.txt\.xz, \.jsonl or \.par"),
+    "no.csv": (b"a", ValueError, r"no\.csv: must be a \.txt, \.txt\.xz, \.jsonl or \.par"),
     "empty.txt": (b"", DataError, r"empty\.txt: there is no document in this file"),
     "blank.txt": (b"\n \n", DataError, r"blank\.txt: there is no document"),
     "bytes.txt": (b"ab\n<|endoftext|>\nab\xff", DataError, r"bytes\.txt: byte 19: .*not UTF-8"),

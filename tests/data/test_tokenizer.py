@@ -117,6 +117,7 @@ def test_gpt2_without_its_file_says_which_variable_to_set(monkeypatch, tmp_path)
         raise ConnectionError("no route to host")
 
     monkeypatch.delenv(GPT2_RANKS)
+    tokenizer_module.gpt2_encoding.cache_clear()
     monkeypatch.setattr(tiktoken, "get_encoding", no_network)
     with pytest.raises(ValueError, match=f"set {GPT2_RANKS} to a local gpt2.tiktoken file"):
         GPT2Tokenizer().encode("a")

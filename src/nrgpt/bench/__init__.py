@@ -1,1 +1,1 @@
-"""Speed and memory, measured: `nrgpt bench`."""
+"""Measure speed and memory: `nrgpt bench`."""

@@ -1,9 +1,9 @@
-"""Time what is to be compared in one go: warmed up, in turns, medians with their spread."""
+"""Time several things in one run: warmed up, in turns, with medians and their spread."""
 
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,19 +13,19 @@ from ..train.report import environment
 from ..train.speed import matrix_product_rate
 
 SECONDS = 2.0
-"""For how long each thing is timed."""
+"""How long each is timed."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """Something to be timed: it handles ``tokens`` tokens at a time, ``flops`` each if counted."""
+    """Something to time: a call handles ``tokens`` tokens, with ``flops`` each if counted."""
 
     call: Callable[[], Any]
     tokens: int
     flops: float | None = None
     note: str = ""
     parts: int = 1
-    """What a call does so many times in a row; the table has the time of one."""
+    """A call does its work this many times in a row; the table has the time of one."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Row:
     high: float
     tokens_per_second: float
     share: float | None
-    """Of the rate of a large matrix product, measured in the same run."""
+    """Share of the rate of a large matrix product, measured in the same run."""
     note: str = ""
 
 
@@ -48,13 +48,10 @@ class Report:
     product_rate: float
     machine: dict[str, Any] = field(default_factory=environment)
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
     def table(self) -> Table:
         rate = f"{self.product_rate / 1e12:.3g} TFLOP/s"
         table = Table(title=self.title, caption=f"share: of a large matrix product, {rate}")
-        table.add_column("what")  # where a screen is narrow, words break and numbers do not
+        table.add_column("what")  # on a narrow screen, words wrap and numbers do not
         for heading in ("ms", "spread", "tokens/s", "share", "speed"):
             table.add_column(heading, justify="right", no_wrap=True)
         if any(row.note for row in self.rows):
@@ -74,24 +71,18 @@ class Report:
 
 
 def digits(seconds: float) -> str:
-    """Milliseconds with three digits, and never in powers of ten."""
+    """Milliseconds with three digits, never in powers of ten."""
     value = 1e3 * seconds
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def compare(
-    suite: str,
-    title: str,
-    works: Mapping[str, Work],
-    device: torch.device,
-    precision: str,
-) -> Report:
-    """Time all in turns, so that all see the same machine, each for about SECONDS. The speeds in
-    the table are those of a token, relative to the first."""
+def compare(suite: str, title: str, works: Mapping[str, Work], device: torch.device) -> Report:
+    """Time all in turns, so that a change of the machine's speed affects them alike, each for about
+    SECONDS. The table gives speeds per token, relative to the first."""
     for work in works.values():
         for _ in range(3):
             work.call()
-    rate = matrix_product_rate(device, precision)
+    rate = matrix_product_rate(device, "bf16" if device.type == "cuda" else "fp32")
     times: dict[str, list[float]] = {name: [] for name in works}
     while any(sum(spent) < SECONDS or len(spent) < 5 for spent in times.values()):
         for name, work in works.items():

@@ -1,4 +1,4 @@
-"""What is measured. Sizes are those of the paper's models on a GPU, and small ones on a CPU."""
+"""What is measured: models of the paper's sizes on a GPU, small ones on a CPU."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -20,29 +20,25 @@ from .measure import Report, Work, compare
 from .textbook import autograd_model, textbook_model
 
 
+def random_text(cfg: ModelConfig, *rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Inputs and targets."""
+    text = torch.randint(cfg.vocab_size, (*rows, cfg.context + 1), device=device)
+    return text[..., :-1].contiguous(), text[..., 1:].contiguous()
+
+
 class Step:
-    """A training step as `nrgpt train` makes it: both passes, clipping, optimiser."""
+    """A training update as in `nrgpt train`: both passes, clipping, optimiser."""
 
     def __init__(
-        self,
-        model: LanguageModel,
-        batch: int,
-        device: torch.device,
-        *,
-        compile: bool = False,
-        optimiser: Literal["adamw", "muon"] = "adamw",
+        self, model: LanguageModel, batch: int, device: torch.device, *, compile: bool = False
     ):
-        cfg = model.cfg
         self.model = model.to(device)
         self.called: Any = torch.compile(self.model, dynamic=False) if compile else self.model
-        settings = OptimiserConfig(name=optimiser)
-        self.optimisers = make_optimisers(self.model, settings, device)
-        text = torch.randint(cfg.vocab_size, (batch, cfg.context + 1), device=device)
-        self.idx, self.targets = text[:, :-1].contiguous(), text[:, 1:].contiguous()
-        self.device = device
+        self.optimisers = make_optimisers(self.model, OptimiserConfig(), device)
+        self.idx, self.targets = random_text(model.cfg, batch, device=device)
 
     def loss(self) -> Tensor:
-        with autocast(self.device):
+        with autocast(self.idx.device):
             _, loss = self.called(self.idx, self.targets, want_logits=False)
         return loss
 
@@ -57,31 +53,26 @@ class Step:
 
     def work(self, note: str = "") -> Work:
         check_that_gradients_arrive(self)
-        batch = len(self.idx)
-        flops = flops_per_token(self.model.cfg, batch=batch)
-        return Work(self, batch * self.model.cfg.context, flops, note)
+        flops = flops_per_token(self.model.cfg, batch=len(self.idx))
+        return Work(self, self.idx.numel(), flops, note)
 
 
 def check_that_gradients_arrive(step: Callable[[], Tensor]) -> None:
-    """A step on one and the same batch. What computes no gradient would be fast, and worthless; but
-    for weight decay, which changes a loss by a millionth or so, it would stay where it is. (Whether
-    the loss falls is another question: without warm-up a gpt's rises first.)"""
+    """Updates on one batch must change its loss: without gradients a step would be fast but
+    worthless, and weight decay alone changes the loss only by about a millionth. The loss need not
+    fall: without warm-up that of a gpt rises first."""
     losses = [step().mean() for _ in range(5)]
     change = (losses[-1] - losses[0]) / losses[0]
     if not change.abs() > 0.001:
         raise RuntimeError(
-            f"{step.__class__.__name__}: after four updates on one batch its loss is "
-            f"{losses[-1].item():.4f} and was {losses[0].item():.4f}; what is timed has no gradient"
+            f"{step.__class__.__name__}: four updates on one batch changed its loss from "
+            f"{losses[0].item():.4f} to {losses[-1].item():.4f}; what is timed has no gradient"
         )
 
 
 def describe(cfg: ModelConfig, batch: int) -> str:
     sizes = f"width {cfg.width}, {cfg.heads} heads, {cfg.steps} steps"
     return f"{sizes}, batch {batch} x {cfg.context}, vocabulary {cfg.vocab_size:,}"
-
-
-def precision_of(device: torch.device) -> str:
-    return "bf16" if device.type == "cuda" else "fp32"
 
 
 def autocast(device: torch.device) -> Any:
@@ -95,10 +86,10 @@ def large(device: torch.device) -> tuple[ModelConfig, int]:
 
 
 def train(device: torch.device, *, compile: bool) -> list[Report]:
-    """A training step against autograd inside, and against the baselines."""
+    """A training update, against autograd inside the forward pass and against the baselines."""
     cfg, batch = large(device)
     is_cuda = device.type == "cuda"
-    few = 4 if is_cuda else batch  # with autograd inside, scores of all pairs are kept
+    few = 4 if is_cuda else batch  # autograd inside keeps the scores of all pairs
     works = {}
     rows = [
         ("autograd, textbook", textbook_model(cfg), few),
@@ -108,21 +99,17 @@ def train(device: torch.device, *, compile: bool) -> list[Report]:
         ("gpt", LanguageModel(replace(cfg, block="gpt")), batch),
         ("rgpt_parallel", LanguageModel(replace(cfg, block="rgpt_parallel")), batch),
     ]
-    if is_cuda:  # where a larger batch still pays
+    if is_cuda:
         rows.append(("nrgpt, twice the batch", LanguageModel(cfg), 2 * batch))
     for name, model, size in rows:
         compiled = compile and "autograd" not in name
         note = f"batch {size}{', compiled' if compiled else ''}"
         works[name] = Step(model, size, device, compile=compiled).work(note)
-    title = f"training step, {describe(cfg, batch)}"
-    return [compare("train", title, works, device, precision_of(device))]
-
-
-IN_A_ROW = 10
+    return [compare("train", f"training step, {describe(cfg, batch)}", works, device)]
 
 
 class RecordedStep:
-    """A training step of one or many small models, recorded as a CUDA graph on a GPU."""
+    """A training update of one or many small models, recorded as a CUDA graph on a GPU."""
 
     def __init__(
         self,
@@ -136,12 +123,11 @@ class RecordedStep:
     ):
         models = [LanguageModel(cfg).to(device) for _ in range(runs)]
         settings = [OptimiserConfig(name=optimiser)] * runs
-        self.cfg, self.batch, self.runs = cfg, batch, runs
         self.step = PackedStep(
             models, settings, precision=lambda: autocast(device), compile=compile, graph=True
         )
-        text = torch.randint(cfg.vocab_size, (runs, batch, cfg.context + 1), device=device)
-        self.idx, self.targets = text[..., :-1].contiguous(), text[..., 1:].contiguous()
+        self.flops = flops_per_token(cfg, batch=batch)
+        self.idx, self.targets = random_text(cfg, runs, batch, device=device)
         self.rates = torch.ones(runs, dtype=torch.float64, device=device)
 
     def __call__(self) -> Tensor:
@@ -149,90 +135,77 @@ class RecordedStep:
         return losses
 
     def work(self, times: int = 1) -> Work:
-        """``times`` updates. On a GPU several such are timed in a row, since in training nobody
-        waits for one before the next is sent."""
+        """``times`` updates. On a GPU several are timed in a row: training does not wait for one
+        before it launches the next."""
         check_that_gradients_arrive(self)
-        parts = IN_A_ROW if self.idx.is_cuda else 1
+        parts = 10 if self.idx.is_cuda else 1
 
         def call() -> None:
             for _ in range(times * parts):
                 self()
 
-        tokens = parts * times * self.runs * self.batch * self.cfg.context
-        return Work(call, tokens, flops_per_token(self.cfg, batch=self.batch), parts=parts)
+        return Work(call, parts * times * self.idx.numel(), self.flops, parts=parts)
 
 
-def small_sizes(device: torch.device) -> dict[str, tuple[ModelConfig, int]]:
-    is_cuda = device.type == "cuda"
-    return {
-        "Shakespeare": (
-            ModelConfig(vocab_size=65, context=256, width=128, heads=4, steps=8),
-            64 if is_cuda else 4,
-        ),
-        "ListOps": (
-            ModelConfig(vocab_size=17, context=128, width=64, heads=4, steps=5),
-            64 if is_cuda else 4,
-        ),
+def small_sizes(device: torch.device) -> tuple[dict[str, ModelConfig], int]:
+    """Configurations, and the batch."""
+    sizes = {
+        "Shakespeare": ModelConfig(vocab_size=65, context=256, width=128, heads=4, steps=8),
+        "ListOps": ModelConfig(vocab_size=17, context=128, width=64, heads=4, steps=5),
     }
+    return sizes, 64 if device.type == "cuda" else 4
 
 
 def small(device: torch.device, *, compile: bool) -> list[Report]:
     """The sizes of Shakespeare and ListOps, where launches cost more than arithmetic."""
     reports = []
-    for name, (cfg, batch) in small_sizes(device).items():
+    sizes, batch = small_sizes(device)
+    for name, cfg in sizes.items():
         works = {}
         for block in ("nrgpt", "gpt", "rgpt_parallel"):
             own = replace(cfg, block=block)
             works[block] = RecordedStep(own, batch, device, compile=compile).work()
         muon = RecordedStep(cfg, batch, device, compile=compile, optimiser="muon")
         works["nrgpt, Muon"] = muon.work()
-        title = f"{name}, {describe(cfg, batch)}"
-        reports.append(compare("small", title, works, device, precision_of(device)))
+        reports.append(compare("small", f"{name}, {describe(cfg, batch)}", works, device))
     return reports
 
 
 def packed(device: torch.device, *, compile: bool) -> list[Report]:
-    """Sixteen runs packed into one, against one and against sixteen one after the other."""
-    cfg, batch = small_sizes(device)["ListOps"]
+    """Sixteen runs packed together, against one, and against sixteen one after the other."""
+    sizes, batch = small_sizes(device)
+    cfg = sizes["ListOps"]
     lone = RecordedStep(cfg, batch, device, compile=compile)
     works = {
         "one": lone.work(),
         "16 packed": RecordedStep(cfg, batch, device, runs=16, compile=compile).work(),
         "16 one by one": lone.work(times=16),
     }
-    title = f"packed training, {describe(cfg, batch)}"
-    return [compare("packed", title, works, device, precision_of(device))]
+    return [compare("packed", f"packed training, {describe(cfg, batch)}", works, device)]
 
 
 def generate(device: torch.device, *, compile: bool) -> list[Report]:
-    """New tokens after a long text: without a cache, with the frozen one, with the exact one."""
+    """New tokens after a long text, with each kind of cache."""
     is_cuda = device.type == "cuda"
-    cfg = (
-        ModelConfig(vocab_size=50_304)
-        if is_cuda
-        else ModelConfig(vocab_size=65, context=512, width=256, heads=8, steps=8)
-    )
-    model = LanguageModel(cfg).to(device).eval()
-    if is_cuda:
-        model = model.bfloat16()
+    cfg = large(device)[0] if is_cuda else replace(large(device)[0], context=512)
+    model = LanguageModel(cfg).to(device, torch.bfloat16 if is_cuda else None).eval()
     reports = []
     for rows in (1, 64) if is_cuda else (1, 8):
         prompts = torch.randint(cfg.vocab_size, (rows, cfg.context - 128)).tolist()
         works = {}
         for kind in get_args(CacheKind)[::-1]:
-            # Some tokens at a time, as in use: on a GPU the next one is begun before one is read.
+            # Several tokens per call: in use, a GPU starts on the next before one is read.
             tokens = 16 if is_cuda and kind != "none" else 1
-            decoder = make_decoder(model, prompts, kind, None, None)
-            call = more_tokens(decoder, tokens)
+            call = more_tokens(make_decoder(model, prompts, kind, None, None), tokens)
             works[f"cache: {kind}"] = Work(call, tokens * rows, parts=tokens)
         title = f"new tokens, {describe(cfg, rows)}"
-        reports.append(compare("generate", title, works, device, precision_of(device)))
+        reports.append(compare("generate", title, works, device))
     return reports
 
 
 def more_tokens(decoder: Decoder, tokens: int) -> Callable[[], None]:
-    """Texts grow by ``tokens`` at each call. (Where they outgrow the context, all is computed anew;
-    the median does not see that.)"""
+    """Each call adds ``tokens`` to the texts. When they outgrow the context, everything is computed
+    again; this does not affect the median."""
 
     @torch.no_grad()
     def call() -> None:
@@ -247,29 +220,24 @@ def more_tokens(decoder: Decoder, tokens: int) -> Callable[[], None]:
 
 
 def memory(device: torch.device, *, compile: bool) -> list[Report]:
-    """What a training step keeps: on a GPU the peak, on a CPU what the backward pass needs."""
+    """Memory of a training update: on a GPU its peak, on a CPU what the backward pass needs."""
     cfg, batch = large(device)
     batch = 12 if device.type == "cuda" else batch
     works = {}
-    for name, own, recompute in (
-        ("nrgpt", cfg, False),
-        ("nrgpt, steps recomputed", cfg, True),
-        ("gpt", replace(cfg, block="gpt"), False),
-        ("rgpt_parallel", replace(cfg, block="rgpt_parallel"), False),
-    ):
+    configs = {name: replace(cfg, block=name) for name in ("nrgpt", "gpt", "rgpt_parallel")}
+    for name, own in {**configs, "nrgpt, steps recomputed": cfg}.items():
         others = torch.cuda.memory_allocated() if device.type == "cuda" else 0
         model = LanguageModel(own)
-        model.checkpoint_steps = recompute
+        model.checkpoint_steps = "recomputed" in name
         step = Step(model, batch, device, compile=compile)
         step()
-        note = f"{(kept_bytes(step, device) - others) / 2**30:.2f} GiB"
-        works[name] = step.work(note)
+        works[name] = step.work(f"{(kept_bytes(step) - others) / 2**30:.2f} GiB")
     title = f"memory of a training step, {describe(cfg, batch)}"
-    return [compare("memory", title, works, device, precision_of(device))]
+    return [compare("memory", title, works, device)]
 
 
-def kept_bytes(step: Step, device: torch.device) -> int:
-    if device.type == "cuda":
+def kept_bytes(step: Step) -> int:
+    if step.idx.is_cuda:
         torch.cuda.reset_peak_memory_stats()
         step()
         return torch.cuda.max_memory_allocated()
@@ -286,17 +254,12 @@ def kept_bytes(step: Step, device: torch.device) -> int:
     return sum(size for place, size in kept.items() if place not in weights)
 
 
-SUITES = {
-    "train": train,
-    "small": small,
-    "packed": packed,
-    "generate": generate,
-    "memory": memory,
-}
+SUITES = {suite.__name__: suite for suite in (train, small, packed, generate, memory)}
 
 
 def profile(device: torch.device, *, compile: bool, trace: Path) -> str:
-    """A trace of a few training steps (for chrome://tracing), and their costliest operations."""
+    """Write a trace of three training updates, for chrome://tracing; return their costliest
+    operations."""
     cfg, batch = large(device)
     step = Step(LanguageModel(cfg), batch, device, compile=compile)
     for _ in range(3):

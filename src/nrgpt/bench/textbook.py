@@ -1,4 +1,6 @@
-"""What we compare with: the same models with autograd inside the forward pass."""
+"""The same models with autograd inside the forward pass, to compare with."""
+
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,18 +15,17 @@ from ..model.rate import Free
 from ..model.step import Extra
 
 
-class Textbook:
-    """x <- x - eta dE/dg with E as the paper writes it, and torch.func.grad."""
+class TextbookBlock(EnergyBlock):
+    """x <- x - eta dE/dg, with E as in the paper, by torch.func.grad."""
 
-    def __init__(self, block: EnergyBlock):
-        self.block = block
+    def plan(self, extra: Extra | None = None, *, stacked: bool = False) -> Any:
+        return self
 
     def move(self, x: Tensor, t: int, memory: None = None, masks: Tensor | None = None) -> Tensor:
-        block = self.block
-        attention, feedforward = block.terms["attention"], block.terms["feedforward"]
+        attention, feedforward = self.terms["attention"], self.terms["feedforward"]
         assert isinstance(attention, AttentionEnergy)
         assert isinstance(feedforward, FF2W)
-        assert isinstance(block.rate, Free)
+        assert isinstance(self.rate, Free)
         assert attention.alpha is not None
         alpha, beta, heads = attention.alpha, attention.beta, attention.heads
         W_Q = attention.W_Q.unflatten(0, (heads, -1))
@@ -40,18 +41,13 @@ class Textbook:
             E_AT = -(alpha[:, None] * log_sum).sum() / beta
             return E_AT - (g * (hidden @ feedforward.W_2.T)).sum()
 
-        g = block.norm(x)
-        return x - torch.func.grad(energy)(g, g) @ block.rate.eta.T
-
-
-class TextbookBlock(EnergyBlock):
-    def plan(self, extra: Extra | None = None, *, stacked: bool = False) -> Textbook:  # type: ignore[override]
-        return Textbook(self)
+        g = self.norm(x)
+        return x - torch.func.grad(energy)(g, g) @ self.rate.eta.T
 
 
 class AutogradAttention(AttentionEnergy):
     def readout(self) -> Readout:
-        """alpha is in the energy, as the paper has it, and so in its gradient."""
+        """Without alpha, which is in the energy, as in the paper, and so in its gradient."""
         return Readout(torch.cat([self.W_Q, self.W_K]))
 
     force = EnergyTerm.force
@@ -62,15 +58,15 @@ class AutogradFF2W(FF2W):
 
 
 def textbook_model(cfg: ModelConfig) -> LanguageModel:
-    """NRGPT-FF2W, low rank, strict, with a free eta: the energy written with einsum, as in the
-    paper, and torch.func.grad inside."""
+    """NRGPT-FF2W, low rank, strict, with a free eta: the paper's energy, written with einsum, and
+    torch.func.grad inside."""
     model = LanguageModel(cfg)
     model.blocks[0].__class__ = TextbookBlock
     return model
 
 
 def autograd_model(cfg: ModelConfig) -> LanguageModel:
-    """The package's own energies, with torch.func.grad instead of the forces by hand."""
+    """Our own energies, with torch.func.grad instead of forces written by hand."""
     model = LanguageModel(cfg)
     terms = model.energy_block.terms
     terms["attention"].__class__ = AutogradAttention

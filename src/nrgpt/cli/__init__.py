@@ -1,28 +1,10 @@
-"""The command line. The order of these imports is that of `nrgpt --help`."""
+"""The command line. `nrgpt --help` lists the commands in the order of these imports."""
 
-# isort: off
-from . import training
-from . import models
-from . import dynamics
-from . import evaluation
-from . import hub
-from . import reproduce
-from . import data
-
-# isort: on
+# ruff: noqa: F401
+from . import training, models, dynamics, evaluation, hub, reproduce, data  # isort: skip
 from .common import app
 
-__all__ = [
-    "app",
-    "data",
-    "dynamics",
-    "evaluation",
-    "hub",
-    "main",
-    "models",
-    "reproduce",
-    "training",
-]
+__all__ = ["app", "main"]
 
 
 def main() -> None:

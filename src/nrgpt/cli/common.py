@@ -1,117 +1,49 @@
-"""What the commands share: the app, options, and errors said in one line."""
+"""What the commands share: the app, common options, and errors reported in one line."""
 
 import errno
 import functools
+import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from typer import Argument, Option
 
 from .. import zoo
 from ..model.registry import load_plugin
 from ..train.checkpoint import CheckpointError
+from ..train.distributed import device_named
 from ..train.faults import TrainingError
-
-if TYPE_CHECKING:
-    from ..train.runs import Run
-
-
-class Plugins(typer.core.TyperGroup):
-    """--plugin MODULE, anywhere on the line: loaded before anything else is looked at."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        rest, waiting = [], list(args)
-        while waiting:
-            word = waiting.pop(0)
-            name, has_value, value = word.partition("=")
-            if name != "--plugin":
-                rest.append(word)
-                continue
-            if not has_value and not waiting:
-                raise typer.BadParameter("--plugin needs the name of a module")
-            try:
-                load_plugin(value if has_value else waiting.pop(0))
-            except ValueError as error:
-                raise typer.BadParameter(str(error)) from error
-        return super().parse_args(ctx, rest)
-
-
-app = typer.Typer(
-    help="Energy-based GPTs: train them, watch them, use them. With energies of your own, every "
-    "command takes [bold]--plugin MODULE[/bold], a module that registers them.",
-    cls=Plugins,
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-)
-data_app = typer.Typer(help="Prepare and check datasets.", no_args_is_help=True)
-app.add_typer(data_app, name="data")
-screen = Console()
+from ..train.runs import Run, load_run
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 WRONG_PATH = (
     errno.ENOENT, errno.EEXIST, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR,
 )  # fmt: skip
 
-FREE_FORM = {"ignore_unknown_options": True}  # so that --model.width=64 reaches us as it is
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(
-        help="Fields to change: model.width=64 optimiser.lr=1e-3 ...", metavar="[FIELD=VALUE]..."
-    ),
-]
 
-
-def run_folder(given: str) -> Path:
-    """A path, or the folder that zoo:NAME stands for."""
-    if not given.startswith(zoo.PREFIX):
-        return Path(given)
-    try:
-        return zoo.folder(given.removeprefix(zoo.PREFIX))
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-
-
-def folder_for_results(run: Path) -> Path:
-    """Where what is found about a run is written by default: into its folder, but for those of the
-    zoo, which are the package's."""
-    return Path("out") / run.name if zoo.is_inside(run) else run
-
-
-RunFolder = Annotated[
-    Path,
-    typer.Argument(
-        help="A run folder, or zoo:NAME (see `nrgpt zoo`).", parser=run_folder, metavar="RUN"
-    ),
-]
-Steps = Annotated[int | None, typer.Option(help="Inference steps, if not as trained.")]
-Checkpoint = Annotated[int | None, typer.Option(help="Checkpoint; default the best.")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-
-
-def clear_errors(command: Callable[..., None]) -> Callable[..., None]:
-    """What a user can mend is said in one line, with an exit code; the rest keeps its traceback."""
+def clear_errors(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Report errors that the user can fix in one line, with an exit code. Others keep their
+    traceback."""
 
     @functools.wraps(command)
-    def wrapped(*arguments: Any, **options: Any) -> None:
+    def wrapped(*arguments: Any, **options: Any) -> Any:
         try:
-            command(*arguments, **options)
-            return
-        except TrainingError as error:
-            said, code = str(error), error.code
-        except CheckpointError as error:
-            said, code = str(error), 4
-        except ValueError as error:
+            return command(*arguments, **options)
+        except (TrainingError, CheckpointError) as error:
+            said, code = str(error), getattr(error, "code", 4)
+        except (ValueError, ImportError) as error:
+            if isinstance(error, ImportError) and "pip install" not in str(error):  # not ours
+                raise
             said, code = str(error), 2
         except OSError as error:
-            if error.errno is None:  # one of ours, which says all
+            if error.errno is None:  # one of ours, with a complete message
                 said, code = str(error), 2
             elif error.errno in FULL:
-                said, code = f"the disk is full: {error}; free some space and go on", 4
+                said, code = f"the disk is full: {error}; free some space and continue", 4
             elif error.errno in WRONG_PATH:
                 said, code = f"{error.filename}: {error.strerror}; choose another path", 2
             else:
@@ -124,12 +56,98 @@ def clear_errors(command: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
-def open_run(folder: Path, step: int | None, device: str) -> "Run":
-    """A run, and what was wrong in its folder said aloud."""
-    from ..train.distributed import device_named
-    from ..train.runs import load_run
+class Group(typer.core.TyperGroup):
+    """Loads --plugin MODULE, anywhere on the command line, before it parses the rest."""
 
-    loaded = load_run(folder, step, device=device_named(device))
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        rest, words = [], iter(args)
+        for word in words:
+            name, has_value, value = word.partition("=")
+            if name != "--plugin":
+                rest.append(word)
+                continue
+            try:
+                load_plugin(value if has_value else next(words))
+            except StopIteration:
+                raise typer.BadParameter("--plugin needs the name of a module") from None
+            except ValueError as error:
+                raise typer.BadParameter(str(error)) from error
+        return super().parse_args(ctx, rest)
+
+    def invoke(self, ctx: Any) -> Any:
+        return clear_errors(super().invoke)(ctx)
+
+
+app = typer.Typer(
+    help="Energy-based GPTs: train them, watch them, use them. To use your own energies, give any "
+    "command [bold]--plugin MODULE[/bold], the module that registers them.",
+    cls=Group,
+    # --step is the old name of --checkpoint.
+    context_settings={
+        "token_normalize_func": lambda name: "checkpoint" if name == "step" else name
+    },
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+screen = Console()
+
+FREE_FORM = {"ignore_unknown_options": True}  # passes on --model.width=64 as it is
+Overrides = Annotated[
+    list[str] | None,
+    Argument(
+        help="Fields to change: model.width=64 optimiser.lr=1e-3 ...", metavar="[FIELD=VALUE]..."
+    ),
+]
+
+
+def run_folder(given: Path) -> Path:
+    """A path as it is, or the folder of the model zoo:NAME."""
+    name = str(given)
+    return zoo.folder(name.removeprefix(zoo.PREFIX)) if name.startswith(zoo.PREFIX) else given
+
+
+def folder_for_results(run: Path) -> Path:
+    """Where results about a run go by default: its folder, or out/NAME for models of the zoo,
+    whose folders belong to the package."""
+    return Path("out") / run.name if zoo.is_inside(run) else run
+
+
+RunFolder = Annotated[
+    Path,
+    Argument(
+        help="A run folder, or zoo:NAME (see `nrgpt zoo`).", callback=run_folder, metavar="RUN"
+    ),
+]
+NewFolder = Annotated[Path, Option(help="Folder to create.")]
+Steps = Annotated[int | None, Option(help="Inference steps; default as trained.")]
+Checkpoint = Annotated[int | None, Option(help="Checkpoint, by its iteration; default the best.")]
+Device = Annotated[str, Option(help="auto, cpu or cuda.")]
+
+
+def open_run(run: RunFolder, checkpoint: Checkpoint = None, device: Device = "auto") -> Run:
+    """Load a run, and report the damaged checkpoints in its folder."""
+    loaded = load_run(run, checkpoint, device=device_named(device))
     for fault in loaded.faults:
-        print(f"damaged checkpoint passed over: {fault}", file=sys.stderr)
+        print(f"skipped a damaged checkpoint: {fault}", file=sys.stderr)
     return loaded
+
+
+def with_options_of(make: Callable[..., Any]) -> Callable[[Callable[..., None]], Any]:
+    """Give a command the options of ``make`` too; what ``make`` returns is its first argument."""
+    shared = inspect.signature(make).parameters
+
+    def decorate(command: Callable[..., None]) -> Any:
+        @functools.wraps(command)
+        def wrapped(**options: Any) -> None:
+            made = make(**{name: options.pop(name) for name in shared})
+            command(made, **options)
+
+        _, *own = inspect.signature(command).parameters.values()
+        parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in (*own, *shared.values())]
+        wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
+        return wrapped
+
+    return decorate

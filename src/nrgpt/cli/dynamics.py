@@ -1,44 +1,86 @@
-"""nrgpt certificate, adaptive, convergence."""
+"""nrgpt trajectory, certificate, adaptive, convergence."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-import typer
+import numpy as np
+import torch
 from rich.table import Table
+from torch import Tensor
+from typer import Option
 
-from .common import Checkpoint, Device, RunFolder, Steps, app, clear_errors, open_run, screen
+from ..dynamics.adaptive import loss_against_steps
+from ..dynamics.convergence import stability, transients
+from ..dynamics.figures import save, token_label, write_figures
+from ..dynamics.page import write_page
+from ..dynamics.plots import adaptive_figure, convergence_figure
+from ..dynamics.relax import Stop
+from ..dynamics.trajectory import trajectory as watch
+from ..model.network import IGNORED_TARGET
+from ..train.runs import Run
+from .common import Steps, app, folder_for_results, open_run, screen, with_options_of
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from ..train.runs import Run
-
-Texts = Annotated[int, typer.Option(help="Validation texts, each as long as the context.")]
+Texts = Annotated[int, Option(help="Validation texts, each as long as the context.")]
 
 
-def validation_texts(loaded: "Run", count: int) -> "tuple[Tensor, Tensor]":
-    """The first texts of the validation split, one after the other, and their next tokens."""
-    import torch
-
+def validation_texts(loaded: Run, count: int) -> tuple[Tensor, Tensor]:
+    """The first ``count`` texts of the validation split, without overlap, and their targets."""
     stream = loaded.dataset().tokens("val")
     length = min(loaded.cfg.model.context, len(stream) - 1)
     count = max(1, min(count, (len(stream) - 1) // length))
-    rows = [torch.from_numpy(stream.read(i * length, length + 1)) for i in range(count)]
-    text = torch.stack(rows).to(loaded.model.tokens.device)
+    starts = length * np.arange(count)
+    text = stream.windows(starts, length + 1).to(loaded.model.tokens.device)
     return text[:, :-1], text[:, 1:]
 
 
+def table_of(title: str, *headings: str) -> Table:
+    table = Table(title=title)
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    return table
+
+
 @app.command()
-@clear_errors
-def certificate(
-    run: RunFolder,
-    texts: Texts = 8,
+@with_options_of(open_run)
+def trajectory(
+    loaded: Run,
+    text: Annotated[
+        str | None, Option(help="Text to watch; default the first 64 tokens of the split.")
+    ] = None,
+    split: Annotated[str, Option(help="Split for the default text.")] = "val",
     steps: Steps = None,
-    step: Checkpoint = None,
-    device: Device = "auto",
+    to: Annotated[Path | None, Option(help="Folder; default RUN/trajectory.")] = None,
+    energies: Annotated[
+        bool, Option(help="Baselines have no energy: use --no-energies for them.")
+    ] = True,
 ) -> None:
-    """Is descent guaranteed, which part is to blame if not, and what happens on real text?"""
-    loaded = open_run(run, step, device)
+    """Watch tokens on their energy landscapes: figures, numbers and an interactive page."""
+    if text is None:
+        length = min(64, loaded.cfg.model.context)
+        tokens = loaded.dataset().tokens(split).read(0, length + 1).tolist()
+    else:
+        tokens = [*loaded.encode(text), IGNORED_TARGET]  # the next token is unknown
+    both = torch.tensor([tokens], device=loaded.model.tokens.device)
+    top = min(5, loaded.cfg.model.vocab_size)
+    seen = watch(loaded.model, both[:, :-1], both[:, 1:], steps, energies=energies, top=top)
+    folder = to or folder_for_results(loaded.folder) / "trajectory"
+    label = token_label(loaded.tokenizer)
+    files = write_figures(seen, folder, label)
+    seen.save(folder / "trajectory.npz")
+    title = f"{loaded.folder.name}, checkpoint {loaded.step}"
+    write_page(seen, folder / "index.html", label, title=title)
+    screen.print(
+        f"{len(tokens) - 1} tokens over {seen.steps} steps (trained with {seen.trained_steps}), "
+        f"checkpoint {loaded.step}"
+    )
+    for file in (*files, folder / "trajectory.npz", folder / "index.html"):
+        screen.print(str(file), soft_wrap=True)
+
+
+@app.command()
+@with_options_of(open_run)
+def certificate(loaded: Run, texts: Texts = 8, steps: Steps = None) -> None:
+    """Is descent guaranteed? If not, which part prevents it, and what happens on real text?"""
     model, idx = loaded.model.double(), None
     try:
         idx, _ = validation_texts(loaded, texts)
@@ -48,42 +90,32 @@ def certificate(
 
 
 @app.command()
-@clear_errors
+@with_options_of(open_run)
 def adaptive(
-    run: RunFolder,
-    rule: Annotated[str, typer.Option(help="energy, force, entropy, kl or argmax.")] = "kl",
-    tolerances: Annotated[str, typer.Option(help="Comma-separated.")] = "1e-4,1e-3,1e-2,1e-1",
-    patience: Annotated[int, typer.Option(help="How often in a row the rule must hold.")] = 1,
+    loaded: Run,
+    rule: Annotated[str, Option(help="energy, force, entropy, kl or argmax.")] = "kl",
+    tolerances: Annotated[str, Option(help="Comma-separated.")] = "1e-4,1e-3,1e-2,1e-1",
+    patience: Annotated[int, Option(help="How often in a row the rule must hold.")] = 1,
     texts: Texts = 32,
     steps: Steps = None,
-    step: Checkpoint = None,
-    to: Annotated[Path | None, typer.Option(help="A PNG of loss against steps.")] = None,
-    device: Device = "auto",
+    to: Annotated[Path | None, Option(help="File for a PNG of loss against steps.")] = None,
 ) -> None:
-    """Stop each token when its rule says so: what does that cost, and what does it save?"""
-    from ..dynamics.adaptive import loss_against_steps
-    from ..dynamics.figures import save
-    from ..dynamics.plots import adaptive_figure
-    from ..dynamics.relax import Stop
-
+    """Stop each token early by a rule: what does that cost, and what does it save?"""
     try:
         values = [0.0] if rule == "argmax" else [float(value) for value in tolerances.split(",")]
     except ValueError:
         wanted = "numbers with commas between them"
         raise ValueError(f"tolerances = {tolerances!r}: must be {wanted}") from None
     rules = [Stop(rule, value, patience) for value in values]  # type: ignore[arg-type]
-    loaded = open_run(run, step, device)
     idx, targets = validation_texts(loaded, texts)
     costs = loss_against_steps(loaded.model, idx, targets, rules, steps=steps)
-    table = Table(title=f"{rule}, {idx.shape[0]} texts of {idx.shape[1]} tokens")
-    for heading in ("tolerance", "loss (nats)", "above all steps", "mean steps", "computed"):
-        table.add_column(heading, justify="right")
+    title = f"{rule}, {idx.shape[0]} texts of {idx.shape[1]} tokens"
+    headings = ("tolerance", "loss (nats)", "above all steps", "mean steps", "computed")
+    table = table_of(title, *headings)
     for cost in costs:
         name = "all steps" if cost.stop is None else f"{cost.stop.tolerance:g}"
-        more = f"{cost.loss - costs[0].loss:+.4f}"
-        table.add_row(
-            name, f"{cost.loss:.4f}", more, f"{cost.mean_steps:.2f}", f"{cost.computed:.2f}"
-        )
+        losses = f"{cost.loss:.4f}", f"{cost.loss - costs[0].loss:+.4f}"
+        table.add_row(name, *losses, f"{cost.mean_steps:.2f}", f"{cost.computed:.2f}")
     screen.print(table)
     if to is not None:
         save(adaptive_figure(costs), to, ("png",))
@@ -91,36 +123,27 @@ def adaptive(
 
 
 @app.command()
-@clear_errors
+@with_options_of(open_run)
 def convergence(
-    run: RunFolder,
+    loaded: Run,
     steps: Annotated[
-        int | None, typer.Option(help="Steps to take; default 50 times the trained number.")
+        int | None, Option(help="Steps to take; default 50 times the trained number.")
     ] = None,
     tolerance: Annotated[
-        float, typer.Option(help="At rest: each step changes g by no more than this share.")
+        float, Option(help="At rest: each step changes g by at most this share.")
     ] = 1e-3,
     texts: Texts = 8,
-    step: Checkpoint = None,
-    to: Annotated[Path | None, typer.Option(help="Folder for a PNG of each.")] = None,
-    device: Device = "auto",
+    to: Annotated[Path | None, Option(help="Folder for the figures, as PNG.")] = None,
 ) -> None:
-    """When do tokens come to rest, and do they come back when pushed? Ctrl-C: with fewer steps."""
-    import torch
-
-    from ..dynamics.convergence import stability, transients
-    from ..dynamics.figures import save
-    from ..dynamics.plots import convergence_figure
-
-    loaded = open_run(run, step, device)
+    """When do tokens come to rest, and do they return when pushed? Ctrl-C: use the steps so far."""
     model = loaded.model.double()
     idx, _ = validation_texts(loaded, texts)
     with torch.no_grad():
         *_, last = model.states(idx)
     steps = 50 * model.cfg.steps if steps is None else steps
-    table = Table(title=f"{idx.shape[0]} texts of {idx.shape[1]} tokens, {steps} steps")
-    for heading in ("past", "at rest", "median steps of these", "left of a push", "power of t"):
-        table.add_column(heading, justify="right")
+    title = f"{idx.shape[0]} texts of {idx.shape[1]} tokens, {steps} steps"
+    headings = ("past", "at rest", "median steps of these", "left of a push", "power of t")
+    table = table_of(title, *headings)
     for name, past in (("in parallel", None), ("frozen", last)):
         found = transients(model, idx, steps=steps, tolerance=tolerance, past=past, progress=True)
         taken = found.steps  # fewer, if it was interrupted

@@ -1,208 +1,169 @@
 """nrgpt reproduce: the paper's figures and tables."""
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
+from typer import Option
 
-from .common import FREE_FORM, Overrides, app, clear_errors, screen
+from ..reproduce import energy as energy_study
+from ..reproduce import flops as flops_study
+from ..reproduce import listops as listops_study
+from ..reproduce import shakespeare as shakespeare_study
+from ..reproduce import text as text_study
+from ..reproduce.training import train_pack
+from ..train.config import DataConfig
+from ..train.data import prepare_dataset
+from ..train.runs import read_config
+from .common import FREE_FORM, Overrides, app, screen, with_options_of
 
 reproduce_app = typer.Typer(
-    help="Train what is missing and make the paper's figures and tables; stop it whenever, the "
-    "same command goes on.",
+    help="Train the missing runs and make the paper's figures and tables. Stop it at any time; the "
+    "same command continues.",
     no_args_is_help=True,
 )
 app.add_typer(reproduce_app, name="reproduce")
 
-Quick = Annotated[bool, typer.Option("--quick", help="Tiny: only shows that everything works.")]
-PlotsOnly = Annotated[
-    bool, typer.Option("--plots-only", help="No training: draw from the records that are there.")
+Judge = Annotated[
+    str, Option(help="Causal LM, name or folder, for the perplexity of texts; or none.")
 ]
+Quick = Annotated[bool, Option("--quick", help="Tiny models, only to show that everything works.")]
 To = Annotated[
     Path | None,
-    typer.Option(help="Records and figures; default experiments/NAME (quick: out/NAME-quick)."),
+    Option(
+        help="Folder for records and figures; default experiments/NAME (quick: out/NAME-quick)."
+    ),
 ]
-Processes = Annotated[int, typer.Option(min=1, help="Packs of runs at a time, on one GPU.")]
-Seeds = Annotated[int | None, typer.Option(min=1, help="Seeds of each configuration.")]
-Only = Annotated[
-    str | None, typer.Option(help="Only runs with one of these in their names: mod10,w64 ...")
-]
-Forget = Annotated[
-    bool, typer.Option("--forget", help="Delete the checkpoints of runs that are on record.")
-]
-Judge = Annotated[
-    str, typer.Option(help="Causal LM for the perplexity of texts, name or folder; or none.")
-]
-Recipe = Annotated[str, typer.Option(help="ours, or paper: as the paper's text says.")]
+
+
+@dataclasses.dataclass
+class Shared:
+    """The options of every command that trains."""
+
+    overrides: Overrides = None
+    recipe: Annotated[str, Option(help="ours, or paper: as in the paper's text.")] = "ours"
+    seeds: Annotated[int | None, Option(min=1, help="Seeds for each configuration.")] = None
+    only: Annotated[
+        str | None, Option(help="Only runs with one of these in their names: mod10,w64 ...")
+    ] = None
+    quick: Quick = False
+    plots_only: Annotated[
+        bool, Option("--plots-only", help="Do not train; draw from existing records.")
+    ] = False
+    to: To = None
+    processes: Annotated[
+        int, Option(min=1, help="Packs of runs to train at a time, on one GPU.")
+    ] = 1
+    forget: Annotated[bool, Option("--forget", help="Delete the checkpoints of recorded runs.")] = (
+        False
+    )
+
+    def carry_out(self, study: Any, cases: list[Any], **options: Any) -> None:
+        """Run a study, a module of nrgpt.reproduce, on the cases that --only selects, with the
+        overrides applied."""
+        parts = [""] if self.only is None else self.only.split(",")
+        found = [case for case in cases if any(part in case.name for part in parts)]
+        if cases and not found:
+            names = ", ".join(case.name for case in cases[:5])
+            raise ValueError(
+                f"only = {self.only!r}: no run has such a name; there are {names}, ..."
+            )
+        found = [case.changed(self.overrides or []) for case in found]
+        where = folder(study.__name__.rpartition(".")[2], self.to, self.quick)
+        options |= {name: getattr(self, name) for name in ("processes", "plots_only", "forget")}
+        show(study.reproduce(found, where, **options))
+
+    def with_texts(self, judge: str) -> dict[str, Any]:
+        return {"judge": None if judge == "none" or self.quick else judge, "quick": self.quick}
 
 
 def folder(name: str, to: Path | None, quick: bool) -> Path:
-    """Runs that prove nothing stay away from experiments/, and use one thread: of tiny models,
-    threads only wait for each other."""
+    """Quick runs prove nothing, so they stay out of experiments/. They use one thread: for tiny
+    models, several only wait for each other."""
     if quick:
-        import torch
-
         torch.set_num_threads(1)
     return to or (Path("out") / f"{name}-quick" if quick else Path("experiments") / name)
 
 
-def chosen(cases: list[Any], only: str | None, overrides: list[str] | None) -> list[Any]:
-    """Cases by parts of their names, with fields changed in all of them."""
-    found = [c for c in cases if only is None or any(part in c.name for part in only.split(","))]
-    if not found:
-        names = ", ".join(case.name for case in cases[:5])
-        raise ValueError(f"only = {only!r}: no run is called so; there are {names}, ...")
-    return [case.changed(overrides or []) for case in found]
-
-
-def tell(files: list[Path]) -> None:
+def show(files: list[Path]) -> None:
     for file in files:
         screen.print(str(file), soft_wrap=True)
 
 
 @reproduce_app.command(context_settings=FREE_FORM)
-@clear_errors
-def listops(
-    overrides: Overrides = None,
-    recipe: Recipe = "ours",
-    seeds: Seeds = None,
-    only: Only = None,
-    quick: Quick = False,
-    plots_only: PlotsOnly = False,
-    to: To = None,
-    processes: Processes = 1,
-    forget: Forget = False,
-) -> None:
-    """Transitions: accuracy and losses against parameters, fits, where 80 % are reached.
+@with_options_of(Shared)
+def listops(shared: Shared) -> None:
+    """Transitions: accuracy and losses against parameters, fits, and where 80 % is reached.
 
     16 widths (15 in our recipe), FF1 (hidden 4 D and 8 D), FF2W and RGPT-parallel, modulo 10 and
     20, answers with steps and direct, 3 seeds.
     """
-    from ..reproduce import listops
-
-    cases = chosen(listops.cases(recipe, seeds or (2 if quick else 3), quick), only, overrides)
-    where = folder("listops", to, quick)
-    options = {"processes": processes, "plots_only": plots_only, "forget": forget}
-    tell(listops.reproduce(cases, where, **options))
+    seeds = shared.seeds or (2 if shared.quick else 3)
+    cases = listops_study.cases(shared.recipe, seeds, shared.quick)
+    shared.carry_out(listops_study, cases)
 
 
 @reproduce_app.command(context_settings=FREE_FORM)
-@clear_errors
-def energy(
-    overrides: Overrides = None,
-    recipe: Recipe = "ours",
-    seeds: Seeds = None,
-    only: Only = None,
-    quick: Quick = False,
-    plots_only: PlotsOnly = False,
-    to: To = None,
-    processes: Processes = 1,
-    forget: Forget = False,
-) -> None:
-    """Energies of 64 tokens, and ||x||: over 30 steps with eta = 1, over 100 with a free eta."""
-    from ..reproduce import energy
-
-    cases = chosen(energy.cases(recipe, seeds or 1, quick), only, overrides)
-    where = folder("energy", to, quick)
-    options = {"processes": processes, "plots_only": plots_only, "forget": forget}
-    tell(energy.reproduce(cases, where, **options))
+@with_options_of(Shared)
+def energy(shared: Shared) -> None:
+    """Energies and ||x|| of 64 tokens: over 30 steps with eta = 1, over 100 with a free eta."""
+    cases = energy_study.cases(shared.recipe, shared.seeds or 1, shared.quick)
+    shared.carry_out(energy_study, cases)
 
 
 @reproduce_app.command(context_settings=FREE_FORM)
-@clear_errors
-def shakespeare(
-    overrides: Overrides = None,
-    recipe: Recipe = "ours",
-    seeds: Seeds = None,
-    only: Only = None,
-    judge: Judge = "gpt2",
-    quick: Quick = False,
-    plots_only: PlotsOnly = False,
-    to: To = None,
-    processes: Processes = 1,
-    forget: Forget = False,
-) -> None:
+@with_options_of(Shared)
+def shakespeare(shared: Shared, judge: Judge = "gpt2") -> None:
     """Losses against parameters, best configurations with text metrics, overfitting, our recipe.
 
     Parts: scaling-, long- (the check for overfitting), table- (the paper's recipe) or ours_small-
-    and ours_wide- (ours); --only scaling takes one of them.
+    and ours_wide- (ours). --only scaling selects one of them.
     """
-    from ..reproduce import shakespeare
-
-    cases = shakespeare.cases(recipe, seeds or (1 if quick else 3), quick)
-    where = folder("shakespeare", to, quick)
-    options: dict[str, Any] = {"judge": None if judge == "none" or quick else judge, "quick": quick}
-    options |= {"processes": processes, "plots_only": plots_only, "forget": forget}
-    tell(shakespeare.reproduce(chosen(cases, only, overrides), where, **options))
+    seeds = shared.seeds or (1 if shared.quick else 3)
+    cases = shakespeare_study.cases(shared.recipe, seeds, shared.quick)
+    shared.carry_out(shakespeare_study, cases, **shared.with_texts(judge))
 
 
 @reproduce_app.command()
-@clear_errors
 def flops(quick: Quick = False, to: To = None) -> None:
-    """The appendix on FLOPs, by formula and by PyTorch's counter: seconds, quick or not."""
-    from ..reproduce import flops
-
-    tell(flops.reproduce(folder("flops", to, quick)))
+    """The appendix on FLOPs, by formula and by PyTorch's counter. Takes seconds, quick or not."""
+    show(flops_study.reproduce(folder("flops", to, quick)))
 
 
 @reproduce_app.command(context_settings=FREE_FORM)
-@clear_errors
+@with_options_of(Shared)
 def text(
-    overrides: Overrides = None,
-    data: Annotated[
-        Path | None, typer.Option(help="A prepared dataset, from `nrgpt data text`.")
-    ] = None,
-    held_out: Annotated[Path | None, typer.Option(help="Another, to evaluate on only.")] = None,
+    shared: Shared,
+    data: Annotated[Path | None, Option(help="A dataset prepared by `nrgpt data text`.")] = None,
+    held_out: Annotated[Path | None, Option(help="Another dataset, only to evaluate on.")] = None,
     mmlu: Annotated[
-        Path | None, typer.Option(help="MMLU's csv files, to ask 50 questions a subject.")
+        Path | None, Option(help="MMLU's csv files, to ask 50 questions per subject.")
     ] = None,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens that each model sees.")] = 100_000_000,
+    tokens: Annotated[int, Option(min=1, help="Training tokens per model.")] = 100_000_000,
     throughput: Annotated[
-        float | None, typer.Option(help="Tokens/s of one GPU, to estimate the full run by.")
+        float | None, Option(help="Tokens/s of one GPU, to estimate the full run.")
     ] = None,
-    recipe: Recipe = "ours",
-    seeds: Seeds = None,
-    only: Only = None,
     judge: Judge = "gpt2",
-    quick: Quick = False,
-    plots_only: PlotsOnly = False,
-    to: To = None,
-    processes: Processes = 1,
-    forget: Forget = False,
 ) -> None:
     """The models of the OpenWebText tables: losses against tokens, FLOPs and seconds, and texts.
 
-    --quick without --data takes Shakespeare's characters.
+    --quick without --data uses Shakespeare's characters.
     """
-    from ..reproduce import text
-    from ..train.config import DataConfig
-    from ..train.data import prepare_dataset
-
-    where = folder("text", to, quick)
-    found = []
-    if not plots_only:
-        if data is None and not quick:
-            raise ValueError("--data: name a dataset that `nrgpt data text` or `data hub` prepared")
+    cases = []
+    if not shared.plots_only:
+        if data is None and not shared.quick:
+            raise ValueError("--data: name a dataset prepared by `nrgpt data text` or `data hub`")
         data = data or prepare_dataset(DataConfig(task="shakespeare"))
-        tokens = 3_840 if quick else tokens
-        found = chosen(text.cases(data, recipe, seeds or 1, tokens, quick), only, overrides)
-    options: dict[str, Any] = {
-        "held_out": held_out,
-        "mmlu": mmlu,
-        "judge": None if judge == "none" or quick else judge,
-        "throughput": throughput,
-        "quick": quick,
-    }
-    options |= {"processes": processes, "plots_only": plots_only, "forget": forget}
-    tell(text.reproduce(found, where, **options))
+        tokens = 3_840 if shared.quick else tokens
+        cases = text_study.cases(data, shared.recipe, shared.seeds or 1, tokens, shared.quick)
+    options = {"held_out": held_out, "mmlu": mmlu, "throughput": throughput}
+    shared.carry_out(text_study, cases, **options, **shared.with_texts(judge))
 
 
 @reproduce_app.command(hidden=True)
-@clear_errors
 def runs(folders: list[Path]) -> None:
-    """Train the runs whose configurations are in these folders, as one pack: this is how
-    `nrgpt reproduce --processes N` starts its processes."""
-    from ..reproduce.training import train_pack
-    from ..train.runs import read_config
-
+    """Train the runs configured in these folders as one pack. `nrgpt reproduce --processes N`
+    starts its processes with this command."""
     train_pack([read_config(run / "config.json") for run in folders], folders)

@@ -7,28 +7,31 @@ import os
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
+from ..check import suggestion
 from ..model.registry import PLUGINS
+from ..train.config import TrainConfig
 from ..train.faults import EXIT_CODES
+from ..train.loop import train as train_run
 from ..train.overrides import override
-from .common import FREE_FORM, Overrides, app, clear_errors, screen
+from ..train.presets import PRESETS
+from ..train.sweep import run_sweep
+from .common import FREE_FORM, Overrides, app, screen
 
 EXIT_TEXT = "; ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items())
+Preset = Annotated[str, Argument(metavar="PRESET", help="See `nrgpt presets`.")]
 
 
-def preset(name: str) -> Any:
-    from ..check import suggestion
-    from ..train.presets import PRESETS
-
+def preset(name: str) -> TrainConfig:
     if name not in PRESETS:
         raise ValueError(f"there is no preset {name!r}{suggestion(name, PRESETS)}")
     cfg = PRESETS[name]()
     return dataclasses.replace(cfg, plugins=tuple(PLUGINS)) if PLUGINS else cfg
 
 
-def default_run(name: str, cfg: Any) -> Path:
-    """runs/NAME for a preset as it is; with changes, a suffix that depends on them alone."""
+def default_run(name: str, cfg: TrainConfig) -> Path:
+    """runs/NAME for an unchanged preset, otherwise with a suffix that depends on the changes."""
     if cfg == preset(name):
         return Path("runs") / name
     fields = dataclasses.asdict(cfg)
@@ -42,23 +45,20 @@ def default_run(name: str, cfg: Any) -> Path:
 
 
 @app.command(context_settings=FREE_FORM, epilog=f"Exit codes: {EXIT_TEXT}.")
-@clear_errors
 def train(
-    name: Annotated[str, typer.Argument(metavar="PRESET", help="See `nrgpt presets`.")],
+    name: Preset,
     overrides: Overrides = None,
-    to: Annotated[Path | None, typer.Option(help="Run folder; default below runs/.")] = None,
+    to: Annotated[Path | None, Option(help="Run folder; default in runs/.")] = None,
     packed: Annotated[
-        bool, typer.Option(help="Many runs in one process: give fields several values.")
+        bool, Option(help="Many runs in one process: give fields several values.")
     ] = False,
 ) -> None:
-    """Train a preset, or go on where it was stopped: type the same command again.
+    """Train a preset. If it was stopped, the same command continues.
 
     On several GPUs: torchrun --nproc-per-node 8 -m nrgpt train PRESET
 
     Several seeds and learning rates together: nrgpt train PRESET --packed seeds=8 lr=1e-3,2e-3
     """
-    from ..train.loop import train as train_run
-
     if packed:
         several = [packed_field(assignment) for assignment in overrides or []]
         sweep(name, several, to or Path("runs") / f"{name}-packed", packed=1_000)
@@ -66,13 +66,13 @@ def train(
     cfg = override(preset(name), overrides or [])
     folder = to or default_run(name, cfg)
     result = train_run(cfg, folder)
-    if os.environ.get("RANK", "0") == "0":  # of several processes, one speaks
+    if os.environ.get("RANK", "0") == "0":  # only one of several processes prints
         screen.print_json(data=result)
         screen.print(f"everything is in {folder}")
 
 
 def packed_field(assignment: str) -> str:
-    """seeds=3 is short for seed=0,1,2; lr is short for optimiser.lr."""
+    """Expand seeds=3 to seed=0,1,2 and lr to optimiser.lr."""
     key, _, value = assignment.lstrip("-").partition("=")
     if key == "seeds":
         if not value.isdecimal() or int(value) < 1:
@@ -82,14 +82,11 @@ def packed_field(assignment: str) -> str:
 
 
 @app.command()
-@clear_errors
 def presets() -> None:
     """List the presets, one line each: width D, heads H, steps T, and what they are.
 
-    As PRESET: our recipe. PRESET_paper: the paper's text. PRESET_released: its authors' code.
+    PRESET is our recipe, PRESET_paper the paper's text, PRESET_released its authors' code.
     """
-    from ..train.presets import PRESETS
-
     for name, make in sorted(PRESETS.items()):
         cfg = make()
         model = f"{cfg.model.block} D{cfg.model.width} H{cfg.model.heads} T{cfg.model.steps}"
@@ -98,16 +95,15 @@ def presets() -> None:
 
 
 @app.command(context_settings=FREE_FORM)
-@clear_errors
 def sweep(
-    name: Annotated[str, typer.Argument(metavar="PRESET")],
+    name: Preset,
     overrides: Overrides = None,
-    to: Annotated[Path | None, typer.Option(help="Folder; default sweeps/PRESET.")] = None,
-    grid: Annotated[str | None, typer.Option(help="A named grid of the paper's.")] = None,
-    trials: Annotated[int | None, typer.Option(help="Search with Optuna instead.")] = None,
-    storage: Annotated[str | None, typer.Option(help="Optuna storage URL.")] = None,
+    to: Annotated[Path | None, Option(help="Folder; default sweeps/PRESET.")] = None,
+    grid: Annotated[str | None, Option(help="One of the paper's named grids.")] = None,
+    trials: Annotated[int | None, Option(help="Search with Optuna instead.")] = None,
+    storage: Annotated[str | None, Option(help="Optuna storage URL.")] = None,
     packed: Annotated[
-        int | None, typer.Option(help="Train this many runs of one shape at a time, together.")
+        int | None, Option(help="Train this many runs of one shape at a time, together.")
     ] = None,
 ) -> None:
     """Train a preset many times: all combinations of comma-separated values, or a search.
@@ -118,15 +114,5 @@ def sweep(
 
     nrgpt sweep listops_nrgpt_ff2w --grid listops_widths seed=0,1,2 --packed 16
     """
-    from ..train.sweep import run_sweep
-
-    run_sweep(
-        name,
-        preset(name),
-        overrides or [],
-        to or Path("sweeps") / name,
-        grid=grid,
-        trials=trials,
-        storage=storage,
-        packed=packed,
-    )
+    options: dict[str, Any] = {"grid": grid, "trials": trials, "storage": storage, "packed": packed}
+    run_sweep(name, preset(name), overrides or [], to or Path("sweeps") / name, **options)

@@ -1,1 +1,1 @@
-"""Data: tokenizers, memory-mapped token streams, and the tasks of the paper."""
+"""Tokenizers, memory-mapped token streams, and the paper's tasks."""

@@ -1,36 +1,54 @@
-"""Documents of text files: .txt, .txt.xz, .jsonl and .parquet, one after the other."""
+"""Documents from text files: .txt, .txt.xz, .jsonl and .parquet, one after the other."""
 
 import importlib
 import json
 import lzma
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from .shards import DataError
 
-PIECE_CHARACTERS = 2 << 20  # one piece of work; also the size in which endless documents are read
+PIECE_CHARACTERS = 2 << 20  # work for one process; longer documents are read in such parts
 
 
 class Document(NamedTuple):
     text: str
     place: str  # file and line or byte, for errors
-    read: int  # how much of the sources was read so far, for the progress bar
-    ends: bool = True  # False: the document goes on in the next one
+    read: int  # how much of the sources has been read, for the progress bar
+    ends: bool = True  # False: the document continues in the next one
 
 
-def documents_of_all(
-    sources: Sequence[Path], readers: Sequence[Iterator[Document]]
-) -> Iterator[Document]:
-    read = 0
-    for path, documents in zip(sources, readers, strict=True):
-        is_empty = True
+class Piece(NamedTuple):
+    """Documents to tokenise together."""
+
+    number: int
+    first_document: int
+    documents: list[Document]
+
+
+def gather(documents: Iterable[Document]) -> Iterator[Piece]:
+    number, first_document, gathered, characters = 0, 0, list[Document](), 0
+    for document in documents:
+        gathered.append(document)
+        characters += len(document.text)
+        if characters >= PIECE_CHARACTERS:
+            yield Piece(number, first_document, gathered)
+            number, first_document = number + 1, first_document + sum(d.ends for d in gathered)
+            gathered, characters = [], 0
+    if gathered:
+        yield Piece(number, first_document, gathered)
+
+
+def documents_of_all(sources: Iterable[tuple[Path, Iterator[Document]]]) -> Iterator[Document]:
+    before = 0
+    for path, documents in sources:
+        document = None
         for document in documents:
-            is_empty = False
-            yield document._replace(read=read + document.read)
-        if is_empty:
+            yield document._replace(read=before + document.read)
+        if document is None:
             raise DataError(f"{path}: there is no document in this file")
-        read += path.stat().st_size
+        before += path.stat().st_size
 
 
 def open_source(path: Path, separator: str, field: str) -> Iterator[Document]:
@@ -42,11 +60,11 @@ def open_source(path: Path, separator: str, field: str) -> Iterator[Document]:
         return row_documents(jsonl_rows(path), field)
     if path.suffix == ".parquet":
         return row_documents(parquet_rows(path, field), field)
-    raise ValueError(f"{path}: must be a file .txt, .txt.xz, .jsonl or .parquet")
+    raise ValueError(f"{path}: must be a .txt, .txt.xz, .jsonl or .parquet file")
 
 
 def lines_of(path: Path) -> Iterator[tuple[int, bytes, int]]:
-    """(offset in the unpacked text, line, bytes of the file read so far)."""
+    """(offset in the unpacked text, line, bytes read of the file)."""
     offset = 0
     is_packed = path.suffix == ".xz"
     with path.open("rb") as packed, lzma.open(packed) if is_packed else packed as unpacked:
@@ -79,7 +97,7 @@ def text_documents(path: Path, separator: str) -> Iterator[Document]:
         lines.append(line)
         size += len(line)
         if size >= PIECE_CHARACTERS and not line.isspace():
-            # GPT-2 joins nothing across the beginning of white space: cut there, no token differs.
+            # No token of GPT-2 spans the beginning of white space: a cut there changes none.
             part = text().rstrip()
             yield Document(part, place, read, ends=False)
             white_space = b"".join(lines)[len(part.encode()) :]
@@ -94,7 +112,7 @@ def is_text(document: str) -> bool:
 
 
 def row_documents(rows: Iterable[tuple[str, Any, int]], field: str) -> Iterator[Document]:
-    """Documents of (place, row, read so far)."""
+    """Documents from rows, given as (place, row, read so far)."""
     for place, row, read in rows:
         if not isinstance(row, Mapping) or not isinstance(row.get(field), str):
             found = ", ".join(row) if isinstance(row, Mapping) else type(row).__name__
@@ -118,7 +136,7 @@ def parquet_rows(path: Path, field: str) -> Iterator[tuple[str, Any, int]]:
     parquet, size, number = optional_module("pyarrow.parquet"), path.stat().st_size, 0
     try:
         with parquet.ParquetFile(path) as file:
-            # Without the field, all columns are read: the error names what there is instead.
+            # Without the field, read all columns: the error will name them.
             columns = [field] if field in file.schema_arrow.names else None
             for batch in file.iter_batches(batch_size=256, columns=columns):
                 for row in batch.to_pylist():

@@ -2,21 +2,19 @@
 
     sum(max(7,3,6),6,0) = sum(7,6,0) = 3
 
-Tokens. ``<end>``, ``(``, ``)``, ``=``, the names of the functions (in the order of the config) and
-the numbers (0 first, each one token), numbered in this order. Commas are for people.
+Tokens, in this order: ``<end>``, ``(``, ``)``, ``=``, the names of the functions (as in the
+config), and the numbers from 0, each one token. Commas are only for people.
 
-Reductions. With ``answers="steps"`` an expression is rewritten until one number is left, one call
-at a time: always the call that the first ``)`` closes, which is the leftmost of the innermost ones.
+Reductions. With ``answers="steps"``, one call at a time is replaced by its value until one number
+is left: always the call that the first ``)`` closes, the leftmost of the innermost ones.
 
-Held-out tuples. Each call of an expression is reduced once, when all of its arguments are numbers.
-A share ``held_out`` of the ordered tuples of ``max_args`` numbers is never met by a reduction of a
-training or validation expression, whatever the function: neither as written nor after nested calls
-have become numbers. Every test expression meets at least one of them. With ``held_out=0`` the test
-expressions are merely new.
+Held-out tuples. A share ``held_out`` of the ordered tuples of ``max_args`` numbers never occurs as
+the arguments of a reduction in a training or validation expression, whatever the function: neither
+as written nor after nested calls have become numbers. Every test expression reduces at least one
+of them. With ``held_out=0``, the test expressions are merely new.
 
-Draws. What was drawn before is dropped, so that no expression occurs twice, within a split or
-across splits; short ones run out and are rarer than in the draws. One process draws a million in
-seconds.
+No expression occurs twice, within a split or across splits. Short ones run out, so they are rarer
+than in the draws. One process draws a million in seconds.
 """
 
 import dataclasses
@@ -38,11 +36,11 @@ from .tokenizer import SymbolTokenizer
 MARKS = ("<end>", "(", ")", "=")
 END, OPEN, CLOSE, EQUALS = range(len(MARKS))
 FIRST_FUNCTION = len(MARKS)
-CALL = -1  # stands where a call is still to be drawn
+CALL = -1  # placeholder for a call still to be drawn
 
 TEST_FILE = "test.jsonl"
 DRAWS = 32_768
-"""Expressions drawn at a time; when less than one in a thousand is new, we give up."""
+"""Expressions drawn at a time. When fewer than one in a thousand are new, drawing gives up."""
 MAX_NUMBERS, MAX_ARGS, MAX_DEPTH, MAX_TUPLES, MAX_MEAN_CALLS = 10_000, 100, 100, 10_000_000, 50
 
 FUNCTIONS: dict[str, Callable[[Sequence[int], int], int]] = {
@@ -54,20 +52,20 @@ FUNCTIONS: dict[str, Callable[[Sequence[int], int], int]] = {
     "first": lambda arguments, modulus: arguments[0],
     "last": lambda arguments, modulus: arguments[-1],
 }
-"""The value of (arguments, modulus) by name; add your own. The median of an even count is the
-upper one."""
+"""Functions of (arguments, modulus), by name; add your own. The median of an even number of
+arguments is the upper one."""
 
 
 @strict
 class ListOpsConfig:
-    """Which expressions, and how many. The defaults follow the paper's text."""
+    """The expressions, and how many of them. The defaults follow the paper's text."""
 
     functions: tuple[str, ...] = ("sum", "max", "median")
     """Names in FUNCTIONS."""
     numbers: int = 20
     """Numbers are 0 ... numbers - 1."""
     modulus: int = 20
-    """Of sum and product."""
+    """For sum and product."""
     depth: int = 2
     """Deepest nesting; 1 is none."""
     min_args: int = 2
@@ -82,7 +80,7 @@ class ListOpsConfig:
     validation: int = 2_000
     test: int = 2_000
     held_out: float = 0.05
-    """Share of the tuples of max_args numbers kept for the test; see the module's text."""
+    """Share of the tuples of max_args numbers kept for the test; see the top of this module."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -90,7 +88,7 @@ class ListOpsConfig:
             check_choice("functions", name, FUNCTIONS)
             check(name.isidentifier(), "functions", name, "letters, digits and _ only")
         are_distinct = len(set(self.functions)) == len(self.functions) > 0
-        check(are_distinct, "functions", self.functions, "at least one name, and each only once")
+        check(are_distinct, "functions", self.functions, "at least one name, each only once")
         ranges = dict.fromkeys(("train", "validation", "test"), (1, math.inf)) | {
             "numbers": (2, MAX_NUMBERS),
             "modulus": (1, self.numbers),  # so that every value is a number
@@ -124,14 +122,14 @@ class ListOpsConfig:
 
 
 PAPER = ListOpsConfig()
-"""Functions and numbers of the paper's text, which leaves the rest open: there, as RELEASED."""
+"""Functions and numbers as in the paper's text; the rest, which it leaves open, as RELEASED."""
 RELEASED = ListOpsConfig(numbers=10, modulus=10)
 """The authors' released data."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TestExpression:
-    __test__ = False  # or pytest would take it for a test
+    __test__ = False  # for pytest, which would collect it as a test
 
     prompt: tuple[int, ...]  # tokens up to and including the first =
     answer: int  # a number, not its token
@@ -141,12 +139,12 @@ class TestExpression:
 
 
 def to_tokens(texts: Iterable[str]) -> np.ndarray:
-    """Tokens of strings with one character for each: Python cuts, joins and hashes these fast."""
+    """The tokens of strings that have one character per token. Python handles such strings fast."""
     return np.frombuffer("".join(texts).encode("utf-16-le"), dtype="<u2")
 
 
 def draw(cfg: ListOpsConfig, rng: np.random.Generator) -> Iterator[str]:
-    """DRAWS random expressions, nested level by level, all of them together."""
+    """DRAWS random expressions, all drawn together, one level of nesting after another."""
     tokens = np.full(DRAWS, CALL)
     owner = np.arange(DRAWS)
     name_at, open_at = (0, 1) if cfg.notation == "call" else (1, 0)
@@ -171,7 +169,7 @@ def draw(cfg: ListOpsConfig, rng: np.random.Generator) -> Iterator[str]:
 
 
 class Outcomes(dict[str, tuple[str, bool]]):
-    """A call whose arguments are numbers -> (its value, are the arguments a held-out tuple?)."""
+    """Maps a call on numbers to (its value, whether its arguments are a held-out tuple)."""
 
     def __init__(self, cfg: ListOpsConfig, rng: np.random.Generator):
         self.cfg = cfg
@@ -197,9 +195,9 @@ class Outcomes(dict[str, tuple[str, bool]]):
 
 
 def solve(expression: str, outcomes: Outcomes) -> tuple[str, bool]:
-    """``expression = ... = value <end>``, and whether a reduction met a held-out tuple."""
+    """``expression = ... = value <end>``, and whether it reduces a held-out tuple."""
     cfg = outcomes.cfg
-    before_open = 1 if cfg.notation == "call" else 0  # the name stands before the parenthesis
+    before_open = 1 if cfg.notation == "call" else 0  # the name is before the parenthesis
     stage, stages, met_held_out = expression, [expression], False
     while (close := stage.find(chr(CLOSE))) >= 0:
         start = stage.rfind(chr(OPEN), 0, close) - before_open
@@ -213,21 +211,23 @@ def solve(expression: str, outcomes: Outcomes) -> tuple[str, bool]:
 
 
 def draw_splits(cfg: ListOpsConfig) -> dict[str, list[str]]:
-    """The solved expressions of "train", "val" and "test"; a pure function of the config."""
+    """The solved expressions of "train", "val" and "test". They depend only on the config."""
     rng = np.random.default_rng(cfg.seed)
     outcomes = Outcomes(cfg, rng)
     sizes = {"train": cfg.train, "val": cfg.validation, "test": cfg.test}
     ordinary = sum(sizes.values()) if cfg.held_out == 0 else cfg.train + cfg.validation
-    wanted = {False: ordinary, True: sum(sizes.values()) - ordinary}  # by: meets a held-out tuple
+    wanted = {
+        False: ordinary,
+        True: sum(sizes.values()) - ordinary,
+    }  # key: reduces a held-out tuple
     found: dict[bool, list[str]] = {False: [], True: []}
-    seen: set[str] = set()
-    new = DRAWS
+    seen, new = set[str](), DRAWS
     while any(len(found[kind]) < wanted[kind] for kind in found):
         if new * 1_000 < DRAWS:
             kind = len(found[False]) == wanted[False]
             raise ValueError(
                 f"found only {len(found[kind]):,} of {wanted[kind]:,} distinct expressions that "
-                f"meet {'a' if kind else 'no'} held-out tuple: ask for fewer (train, validation, "
+                f"reduce {'a' if kind else 'no'} held-out tuple: ask for fewer (train, validation, "
                 "test), change held_out, or widen the choice (functions, numbers, max_args, depth)"
             )
         before = sum(map(len, found.values()))
@@ -238,7 +238,7 @@ def draw_splits(cfg: ListOpsConfig) -> dict[str, list[str]]:
                 if len(found[kind]) < wanted[kind]:
                     found[kind].append(solved)
         new = sum(map(len, found.values())) - before
-    # Short expressions come early: shuffled, so that every split has its share of them.
+    # Short expressions come early, so shuffle: every split gets its share of them.
     order = rng.permutation(ordinary).tolist()
     pool = iter([found[False][i] for i in order] + found[True])
     return {split: list(itertools.islice(pool, size)) for split, size in sizes.items()}
@@ -248,24 +248,20 @@ def describe(solved: str, cfg: ListOpsConfig) -> TestExpression:
     tokens = tuple(map(ord, solved))
     cut = tokens.index(EQUALS) + 1
     prompt, solution = tokens[:cut], tokens[cut:-1]  # the last is <end>
-    answer = solution[-1] - cfg.first_number
     outermost = next(token for token in prompt if token >= FIRST_FUNCTION)
     name = cfg.functions[outermost - FIRST_FUNCTION]
     depth = max(itertools.accumulate({OPEN: 1, CLOSE: -1}.get(token, 0) for token in prompt))
-    return TestExpression(prompt, answer, solution, name, depth)
+    return TestExpression(prompt, solution[-1] - cfg.first_number, solution, name, depth)
 
 
 def prepare_listops(cfg: ListOpsConfig, folder: Path) -> None:
-    """Write the dataset: the streams "train", "val" and "test", and the tests one by one."""
+    """Write the dataset: the splits "train", "val" and "test", and a file of single tests."""
     splits = draw_splits(cfg)
     tests = [dataclasses.asdict(describe(solved, cfg)) for solved in splits["test"]]
-    write_dataset(
-        folder,
-        cfg.tokenizer(),
-        {split: [to_tokens(expressions)] for split, expressions in splits.items()},
-        source={"listops": {**dataclasses.asdict(cfg), "functions": list(cfg.functions)}},
-        extra_files={TEST_FILE: "".join(json.dumps(test) + "\n" for test in tests).encode()},
-    )
+    tokens = {split: [to_tokens(expressions)] for split, expressions in splits.items()}
+    source = {"listops": {**dataclasses.asdict(cfg), "functions": list(cfg.functions)}}
+    extra = {TEST_FILE: "".join(json.dumps(test) + "\n" for test in tests).encode()}
+    write_dataset(folder, cfg.tokenizer(), tokens, source=source, extra_files=extra)
 
 
 def read_tests(folder: Path) -> list[TestExpression]:
@@ -284,7 +280,7 @@ def read_tests(folder: Path) -> list[TestExpression]:
 
 
 def render(tokens: Sequence[int], tokenizer: SymbolTokenizer) -> str:
-    """Tokens as people write them; any tokens, for a model may say anything."""
+    """Tokens as people write them. Any tokens will do: a model may produce anything."""
     names = dict(enumerate(tokenizer.symbols))
     words = [names.get(token, "?").strip() for token in tokens]
     pairs = list(itertools.pairwise(words))
@@ -302,7 +298,7 @@ def render(tokens: Sequence[int], tokenizer: SymbolTokenizer) -> str:
 
 
 def read_expression(text: str, tokenizer: SymbolTokenizer) -> list[int]:
-    """Tokens of an expression as people write it: max(7, min(2,3)) ="""
+    """Tokens of an expression as people write it, such as max(7, min(2,3)) ="""
     words = re.findall(r"<end>|[A-Za-z_]+|\d+|[()=]|[^\s,]", text)
     symbols = [f" {word}" if word.isdecimal() else word for word in words]
     for symbol in symbols:

@@ -1,4 +1,4 @@
-"""The Shakespeare of nanoGPT as characters: the first 90 % to train on, the rest to validate."""
+"""Shakespeare as characters, as in nanoGPT: the first 90 % to train on, the rest for validation."""
 
 import hashlib
 import http.client
@@ -12,7 +12,7 @@ from .shards import DataError, write_dataset
 from .tokenizer import SymbolTokenizer
 
 SHAKESPEARE = "NRGPT_SHAKESPEARE"
-"""Environment variable: a local copy of the file, for machines offline."""
+"""Environment variable: path of a local copy, for machines offline."""
 
 URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
@@ -20,10 +20,10 @@ DOWNLOAD_SECONDS = 5
 
 
 def prepare_shakespeare(folder: Path, *, source: Path | None = None) -> None:
-    """Write the characters of Shakespeare into the dataset ``folder``.
+    """Write Shakespeare as characters into the dataset ``folder``.
 
-    The file is ``source``, which may be any text, or the one that NRGPT_SHAKESPEARE names, or a
-    download; these two must be the file that everybody uses.
+    The text is ``source``, which may be any text file; otherwise the file that NRGPT_SHAKESPEARE
+    names, or a download, and these must be the usual file.
     """
     content = find_shakespeare() if source is None else source.read_bytes()
     try:
@@ -33,36 +33,31 @@ def prepare_shakespeare(folder: Path, *, source: Path | None = None) -> None:
     tokenizer = SymbolTokenizer(sorted(set(text)))
     tokens = np.array(tokenizer.encode(text), np.int64)
     train = int(len(text) * 0.9)
-    write_dataset(
-        folder,
-        tokenizer,
-        {"train": [tokens[:train]], "val": [tokens[train:]]},
-        source={"kind": "shakespeare", "sha256": hashlib.sha256(content).hexdigest()},
-    )
+    splits = {"train": [tokens[:train]], "val": [tokens[train:]]}
+    sha256 = hashlib.sha256(content).hexdigest()
+    write_dataset(folder, tokenizer, splits, source={"kind": "shakespeare", "sha256": sha256})
 
 
 def find_shakespeare() -> bytes:
     if (path := os.environ.get(SHAKESPEARE)) is not None:
+        origin = f"{SHAKESPEARE} = {path}"
         if not Path(path).is_file():
-            raise FileNotFoundError(f"{SHAKESPEARE} = {path}: there is no such file")
-        return checked(Path(path).read_bytes(), f"{SHAKESPEARE} = {path}")
-    try:
-        with urllib.request.urlopen(URL, timeout=DOWNLOAD_SECONDS) as answer:
-            content = answer.read()
-    except (OSError, http.client.HTTPException) as error:
-        raise FileNotFoundError(
-            f"Shakespeare could not be downloaded ({error}); put the file {URL} anywhere on this "
-            f"machine and set {SHAKESPEARE} to its path"
-        ) from error
-    return checked(content, URL)
-
-
-def checked(content: bytes, origin: str) -> bytes:
+            raise FileNotFoundError(f"{origin}: there is no such file")
+        content = Path(path).read_bytes()
+    else:
+        origin = URL
+        try:
+            with urllib.request.urlopen(URL, timeout=DOWNLOAD_SECONDS) as answer:
+                content = answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise FileNotFoundError(
+                f"Shakespeare could not be downloaded ({error}); put the file {URL} on this "
+                f"machine and set {SHAKESPEARE} to its path"
+            ) from error
     found = hashlib.sha256(content).hexdigest()
     if found != SHA256:
-        problem = f"its sha256 is {found} instead of {SHA256}"
         raise DataError(
-            f"{origin}: {problem}; to use another text: nrgpt data shakespeare FOLDER "
-            "--source FILE, and then data.folder=FOLDER"
+            f"{origin}: its sha256 is {found} instead of {SHA256}; to use another text: nrgpt data "
+            "shakespeare FOLDER --source FILE, then train with data.folder=FOLDER"
         )
     return content

@@ -1,10 +1,10 @@
 """Token shards: a dataset is a folder of memory-mapped files, checked when it is opened.
 
     manifest.json      vocabulary, tokenizer, number of tokens and checksums of each file
-    train-00000.bin    raw little-endian tokens: uint16, or uint32 beyond 65,536 kinds
+    train-00000.bin    little-endian tokens: uint16, or uint32 for more than 65,536 symbols
     val-00000.bin
 
-The folder appears under its name only when it is complete; a fault in it names file and byte.
+The folder gets its name only when it is complete. Errors name the file and the byte.
 """
 
 import bisect
@@ -25,21 +25,22 @@ import numpy as np
 import torch
 
 from ..check import check, check_choice
+from ..files import flush
 from .tokenizer import Tokenizer, load_tokenizer
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 LOCK = ".lock"
-CHECKSUM_BLOCK = 1 << 20  # bytes under one checksum: few enough to say where a fault is
+CHECKSUM_BLOCK = 1 << 20  # bytes per checksum: few enough to locate a fault
 
 
 class DataError(ValueError):
-    """Data that cannot be used; the message names the file, the place in it and the way out."""
+    """Unusable data. The message names the file, the place in it, and what to do."""
 
 
 def fault(path: Path, offset: int, problem: str) -> DataError:
-    advice = f"delete {path.parent} and prepare the data again"
-    return DataError(f"{path}: byte {offset}: {problem}; {advice}")
+    again = f"delete {path.parent} and prepare the data again"
+    return DataError(f"{path}: byte {offset}: {problem}; {again}")
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
@@ -63,7 +64,7 @@ def refuse_existing(folder: Path) -> None:
 
 @contextlib.contextmanager
 def working_folder(folder: Path) -> Iterator[None]:
-    """Create ``folder`` and hold it for this process; a killed process lets go of it by itself."""
+    """Create ``folder`` and lock it for this process. The lock ends with the process."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOCK).open("w") as lock:
         try:
@@ -74,7 +75,7 @@ def working_folder(folder: Path) -> Iterator[None]:
             yield
         except OSError as error:
             if error.errno and error.filename is None:
-                error.filename = str(folder)  # a full disk does not say which it is
+                error.filename = str(folder)  # the error of a full disk names no file
             raise
 
 
@@ -87,41 +88,38 @@ def write_dataset(
     extra_files: Mapping[str, bytes] = {},
     shard_tokens: int = 100_000_000,
 ) -> None:
-    """Write a dataset; whatever stops this, ``folder`` is complete or not there."""
+    """Write a dataset. Whatever interrupts this, ``folder`` is complete or does not exist."""
     folder = folder.absolute()
     refuse_existing(folder)
     check(shard_tokens > 0, "shard_tokens", shard_tokens, "positive")
     writing = folder.with_name(folder.name + ".writing")
     with working_folder(writing):
         try:
-            refuse_existing(folder)  # again: who held the lock before may have finished it
+            refuse_existing(folder)  # again: another process may have finished it meanwhile
             for left_by_a_killed_run in set(writing.iterdir()) - {writing / LOCK}:
                 left_by_a_killed_run.unlink()
-            manifest = token_format(tokenizer) | {
-                "splits": {
-                    split: write_split(writing, split, pieces, tokenizer.vocab_size, shard_tokens)
-                    for split, pieces in splits.items()
-                },
-                "extra_files": {
-                    name: write_blocks(writing / name, [content])
-                    for name, content in extra_files.items()
-                },
-                "source": dict(source),
+            written = {
+                split: write_split(writing, split, pieces, tokenizer.vocab_size, shard_tokens)
+                for split, pieces in splits.items()
             }
+            extra = {name: write_blocks(writing / name, [b]) for name, b in extra_files.items()}
+            manifest = token_format(tokenizer) | {
+                "splits": written, "extra_files": extra, "source": dict(source),
+            }  # fmt: skip
             write_blocks(writing / MANIFEST, [json.dumps(manifest, indent=1).encode()])
-            sync_folder(writing)
+            flush(writing)
             os.rename(writing, folder)
         except BaseException:
             shutil.rmtree(writing, ignore_errors=True)
             raise
         (folder / LOCK).unlink()
-    sync_folder(folder.parent)
+    flush(folder.parent)
 
 
 def write_split(
     folder: Path, split: str, pieces: Iterable[np.ndarray], vocab_size: int, shard_tokens: int
 ) -> list[dict[str, Any]]:
-    """Write one split, shard after shard; returns what the manifest says of it."""
+    """Write one split, shard by shard. Returns its entry for the manifest."""
     shards = []
     blocks = token_blocks(split, pieces, vocab_size, shard_tokens)
     for number, shard in itertools.groupby(blocks, key=lambda block: block[0]):
@@ -137,8 +135,8 @@ def write_split(
 def token_blocks(
     split: str, pieces: Iterable[np.ndarray], vocab_size: int, shard_tokens: int
 ) -> Iterator[tuple[int, bytes]]:
-    """(shard number, bytes under one checksum): the tokens, cut at full blocks and full shards."""
-    # Gathered before they are checked, so that millions of tiny pieces cost little.
+    """The tokens as (shard number, block of bytes for one checksum)."""
+    # Gathered before they are checked: there may be millions of tiny pieces.
     dtype = token_dtype(vocab_size)
     gathered = np.empty(CHECKSUM_BLOCK // dtype.itemsize, np.int64)
     filled, done = 0, 0
@@ -167,33 +165,26 @@ def token_blocks(
 
 
 def first_outside(tokens: np.ndarray, vocab_size: int) -> int | None:
-    """Where the first token stands that is not in the vocabulary."""
+    """The position of the first token that is not in the vocabulary."""
     if tokens.min() >= 0 and tokens.max() < vocab_size:
         return None
     return int(np.flatnonzero((tokens < 0) | (tokens >= vocab_size))[0])
 
 
 def write_blocks(path: Path, blocks: Iterable[bytes]) -> list[int]:
-    """Write a new file through to the disk; returns the checksum of each block."""
+    """Write a new file to the disk. Returns the checksum of each block."""
     crc32 = []
     with path.open("xb") as file:
         for block in blocks:
             file.write(block)
             crc32.append(zlib.crc32(block))
-        file.flush()
-        os.fsync(file.fileno())
+    flush(path)
     return crc32
-
-
-def sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    os.fsync(descriptor)
-    os.close(descriptor)
 
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """A prepared dataset on disk; ``Dataset.open`` makes one."""
+    """A prepared dataset on disk, from ``Dataset.open``."""
 
     folder: Path
     manifest: dict[str, Any]
@@ -202,10 +193,10 @@ class Dataset:
 
     @classmethod
     def open(cls, folder: Path, *, verify: bool = True) -> "Dataset":
-        """Open and check a dataset; ``verify=False`` leaves out what must read every byte."""
+        """Open and check a dataset. ``verify=False`` skips the checks that read every byte."""
         path = Path(folder) / MANIFEST
         if not path.is_file():
-            raise DataError(f"{path}: there is no such file, so no dataset; prepare the data first")
+            raise DataError(f"{path}: no such file, so there is no dataset; prepare the data first")
         try:
             manifest = json.loads(path.read_bytes())
             tokenizer = load_tokenizer(manifest["tokenizer"])
@@ -218,7 +209,7 @@ class Dataset:
 
     @property
     def fingerprint(self) -> str:
-        """Tells this dataset from others: its manifest has the checksums of all its files."""
+        """A hash of the manifest, which has the checksums of all files."""
         return hashlib.sha256(json.dumps(self.manifest, sort_keys=True).encode()).hexdigest()
 
     def tokens(self, split: str) -> "TokenStream":
@@ -240,7 +231,7 @@ def check_files(folder: Path, manifest: dict[str, Any], tokenizer: Tokenizer, ve
     for name, crc32 in manifest["extra_files"].items():
         path = folder / name
         if not path.is_file() or (verify and [zlib.crc32(path.read_bytes())] != crc32):
-            raise fault(path, 0, "missing, or of a wrong checksum")
+            raise fault(path, 0, "missing, or with a wrong checksum")
 
 
 def check_shard(path: Path, shard: Mapping[str, Any], vocab_size: int, verify: bool) -> None:
@@ -251,12 +242,12 @@ def check_shard(path: Path, shard: Mapping[str, Any], vocab_size: int, verify: b
     if (found := path.stat().st_size) != size or size == 0:
         raise fault(path, min(found, size), f"the file has {found} bytes instead of {size}")
     if len(shard["crc32"]) != -(-size // CHECKSUM_BLOCK):
-        raise fault(path, 0, "the manifest has a wrong number of checksums for this file")
+        raise fault(path, 0, "the manifest has the wrong number of checksums for this file")
     with path.open("rb") as file:
         for number, crc32 in enumerate(shard["crc32"] if verify else []):
             block, offset = file.read(CHECKSUM_BLOCK), number * CHECKSUM_BLOCK
             if zlib.crc32(block) != crc32:
-                raise fault(path, offset, f"wrong checksum of the {len(block)} bytes from here")
+                raise fault(path, offset, f"wrong checksum for the next {len(block)} bytes")
             tokens = np.frombuffer(block, dtype)
             if (wrong := first_outside(tokens, vocab_size)) is not None:
                 problem = f"token {tokens[wrong]} is not in the vocabulary of {vocab_size}"
@@ -264,10 +255,10 @@ def check_shard(path: Path, shard: Mapping[str, Any], vocab_size: int, verify: b
 
 
 class TokenStream:
-    """The tokens of one split, from its first shard to its last."""
+    """The tokens of one split, across its shards."""
 
     def __init__(self, split: str, shards: Sequence[np.ndarray]):
-        # The same mapped memory as plain arrays: slices of an np.memmap take several times longer.
+        # Plain arrays of the same mapped memory: slicing an np.memmap is several times slower.
         self.shards = [shard.view(np.ndarray) for shard in shards]
         self.starts = list(itertools.accumulate(map(len, self.shards), initial=0))
         self.name = f"the {len(self)} tokens of split {split!r}"
@@ -276,7 +267,7 @@ class TokenStream:
         return self.starts[-1]
 
     def read(self, start: int, length: int) -> np.ndarray:
-        """``length`` tokens from ``start`` on, as int64."""
+        """``length`` tokens from position ``start``, as int64."""
         fits = 0 <= start < start + length <= len(self)
         check(fits, "(start, length)", (start, length), f"within {self.name}")
         parts = []
@@ -290,9 +281,9 @@ class TokenStream:
     def batch(
         self, *, seed: int, step: int, size: int, context: int, rank: int = 0, world: int = 1
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs and next-token targets (size / world, context) of one rank.
+        """Inputs and next-token targets, (size / world, context), for training iteration ``step``.
 
-        The global batch depends on (seed, step, size, context) only; rank r has its r-th part.
+        The global batch depends only on (seed, step, size, context). Rank r gets its r-th part.
         """
         check(size > 0 and size % world == 0, "size", size, f"a multiple of world = {world}")
         check(0 <= rank < world, "rank", rank, f"at least 0 and below world = {world}")
@@ -302,10 +293,10 @@ class TokenStream:
         return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
 
     def starts_of(self, *, seed: int, step: int, size: int, context: int) -> np.ndarray:
-        """Where the windows of a global batch begin."""
+        """Where the texts of a global batch begin."""
         check(seed >= 0 and step >= 0, "(seed, step)", (seed, step), "at least 0")
         check(0 < context < len(self), "context", context, f"at least 1 and less than {self.name}")
-        # Raw numbers, because NumPy keeps those over its versions; their modulo is as good as fair.
+        # Raw numbers are the same in every version of NumPy; the modulo's bias is negligible.
         random = np.random.Philox(key=np.array([seed, step], np.uint64)).random_raw(size)
         return (random % np.uint64(len(self) - context)).astype(np.int64)
 
@@ -314,13 +305,13 @@ class TokenStream:
         return torch.from_numpy(np.stack([self.read(int(start), length) for start in starts]))
 
     def resident(self, device: torch.device) -> "TokenStream":
-        """The same stream with its tokens in the memory of a device, if they fit into a GiB there:
-        a batch is then one gather, without a copy from the disk or the CPU."""
+        """The same stream with its tokens on a device, if they take at most a GiB there. A batch is
+        then one gather, without a copy from the disk or the CPU."""
         return ResidentStream(self, device) if 4 * len(self) <= 2**30 else self
 
 
 class ResidentStream(TokenStream):
-    """A stream that lives on a device, and makes its batches there."""
+    """A stream with its tokens on a device, where it makes its batches."""
 
     def __init__(self, stream: TokenStream, device: torch.device):
         self.shards, self.starts, self.name = stream.shards, stream.starts, stream.name
@@ -334,7 +325,7 @@ class ResidentStream(TokenStream):
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A copy that does not wait for what the device is doing: a GPU takes it from pinned memory."""
+    """Copy without waiting for the device: to a GPU, from pinned memory."""
     if device.type == "cuda" and not tensor.is_cuda:
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)

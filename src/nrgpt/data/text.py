@@ -1,25 +1,23 @@
-"""Any text to token shards: local files, or a dataset of the Hugging Face hub.
+"""Tokenise any text into shards: local files, or a dataset from the Hugging Face Hub.
 
-Documents are read in order and gathered into pieces. Workers tokenise the pieces into files of
-FOLDER.partial, which become the shards at the end. The name of such a file holds a hash of all
-that decides its content: a run that was killed finds again what it had finished, and only that.
+Documents are read in order and gathered into pieces. Workers tokenise each piece into a file in
+FOLDER.partial, and these files become the shards at the end. The name of such a file has a hash of
+everything that determines its content, so that a run that was killed can use what it had finished.
 """
 
 import collections
 import dataclasses
-import functools
 import hashlib
-import json
 import multiprocessing
 import os
 import shutil
 import signal
 import threading
-import zlib
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple, Required, TypedDict, Unpack
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -27,34 +25,18 @@ from rich.progress import Progress, TextColumn
 
 from ..check import check
 from .documents import (
-    PIECE_CHARACTERS,
     Document,
+    Piece,
     documents_of_all,
+    gather,
     open_source,
     optional_module,
     row_documents,
 )
 from .shards import DataError, refuse_existing, token_dtype, working_folder, write_dataset
-from .tokenizer import GPT2Tokenizer, Tokenizer, load_tokenizer
+from .tokenizer import GPT2Tokenizer, Tokenizer
 
 OPENWEBTEXT = "Skylion007/openwebtext"
-
-
-class Options(TypedDict, total=False):
-    """What prepare_text and prepare_hub hand to prepare_documents, which has the defaults."""
-
-    tokenizer: Required[Tokenizer]
-    validation: float
-    seed: int
-    workers: int
-    shard_tokens: int
-    progress: bool
-
-
-class Piece(NamedTuple):
-    number: int
-    first_document: int
-    documents: list[Document]
 
 
 def prepare_text(
@@ -63,30 +45,27 @@ def prepare_text(
     *,
     separator: str = "<|endoftext|>",
     field: str = "text",
-    **options: Unpack[Options],
+    **options: Any,
 ) -> None:
     """Tokenise local files (.txt, .txt.xz, .jsonl, .parquet) into the dataset ``folder``.
 
-    A document of a text file ends with a line that is exactly ``separator``; lines of .jsonl and
-    rows of .parquet are documents with their text in ``field``.
+    In text files, a line that is exactly ``separator`` ends a document. In .jsonl and .parquet
+    files, each line or row is a document, with its text in ``field``. ``options`` go to
+    prepare_documents.
     """
     check(len(sources) > 0, "sources", sources, "at least one file")
     readers = [open_source(path, separator, field) for path in sources]
     files = [{"name": path.name, "bytes": path.stat().st_size} for path in sources]
     total = sum(path.stat().st_size for path in sources)
-    documents = documents_of_all(sources, readers)
+    documents = documents_of_all(zip(sources, readers, strict=True))
     prepare_documents(documents, folder, {"kind": "text", "files": files}, total, **options)
 
 
 def prepare_hub(
-    name: str,
-    folder: Path,
-    *,
-    split: str = "train",
-    field: str = "text",
-    **options: Unpack[Options],
+    name: str, folder: Path, *, split: str = "train", field: str = "text", **options: Any
 ) -> None:
-    """Tokenise a dataset of the Hugging Face hub, such as OPENWEBTEXT, while it downloads."""
+    """Tokenise a dataset from the Hugging Face Hub, such as OPENWEBTEXT, while it downloads.
+    ``options`` go to prepare_documents."""
     stream = optional_module("datasets").load_dataset(name, split=split, streaming=True)
     rows = ((f"{name}: row {i}", row, i + 1) for i, row in enumerate(stream))
     known = (stream.info.splits or {}).get(split)
@@ -108,17 +87,17 @@ def prepare_documents(
     shard_tokens: int = 100_000_000,
     progress: bool = True,
 ) -> None:
-    """Tokenise documents into a dataset; run again after an interruption, it goes on.
+    """Tokenise documents into a dataset. After an interruption, the same call continues.
 
-    A hash of seed and number decides which documents, about the part ``validation``, are in the
-    split "val". The result does not depend on the number of workers.
+    A hash of the seed and a document's number decides whether it is in the split "val", with
+    probability ``validation``. The result does not depend on the number of workers.
     """
     check(0 <= validation < 1, "validation", validation, "in [0, 1)")
     check(workers >= 1, "workers", workers, "at least 1")
     check(shard_tokens >= 1, "shard_tokens", shard_tokens, "at least 1")
     folder = folder.absolute()
     refuse_existing(folder)
-    tokenizer.encode("")  # what it lacks is said once, not by every worker
+    tokenizer.encode("")  # if something is missing, fail here and not in every worker
     partial = folder.with_name(folder.name + ".partial")
     columns = (*Progress.get_default_columns(), TextColumn("{task.fields[tokens]:,} tokens"))
     with working_folder(partial):
@@ -136,41 +115,20 @@ def prepare_documents(
         for split in splits:
             wanted = f"such that some of the {number} documents are in split {split!r}"
             check(tokens[split] > 0, "validation", validation, wanted)
-        write_dataset(
-            folder,
-            tokenizer,
-            {split: maker.read_all(paths, split) for split in splits},
-            source={**source, "documents": number, "validation": validation, "seed": seed},
-            shard_tokens=shard_tokens,
-        )
+        pieces = {split: maker.read_all(paths, split) for split in splits}
+        facts = {**source, "documents": number, "validation": validation, "seed": seed}
+        write_dataset(folder, tokenizer, pieces, source=facts, shard_tokens=shard_tokens)
         shutil.rmtree(partial)
-
-
-def gather(documents: Iterable[Document]) -> Iterator[Piece]:
-    number, first_document, gathered, characters = 0, 0, list[Document](), 0
-    for document in documents:
-        gathered.append(document)
-        characters += len(document.text)
-        if characters >= PIECE_CHARACTERS:
-            yield Piece(number, first_document, gathered)
-            number, first_document = number + 1, first_document + sum(d.ends for d in gathered)
-            gathered, characters = [], 0
-    if gathered:
-        yield Piece(number, first_document, gathered)
 
 
 @dataclasses.dataclass(frozen=True)
 class PieceMaker:
-    """Tokenises a piece into a file, unless a run before has done that."""
+    """Tokenises a piece into a file, unless an earlier run has done so."""
 
     folder: Path
     tokenizer: Tokenizer
     seed: int
     validation: float
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        spec = json.dumps(self.tokenizer.spec())
-        return maker_in_worker, (self.folder, spec, self.seed, self.validation)
 
     def __call__(self, piece: Piece) -> tuple[Path, dict[str, int]]:
         settings = (self.tokenizer.fingerprint(), self.seed, self.validation)
@@ -183,22 +141,20 @@ class PieceMaker:
             splits = self.read(path)
         except (FileNotFoundError, DataError):
             splits = self.tokenise(piece)
-            body = len(splits["train"]).to_bytes(8) + b"".join(t.tobytes() for t in splits.values())
-            path.with_suffix(".tmp").write_bytes(zlib.crc32(body).to_bytes(4) + body)
+            with path.with_suffix(".tmp").open("wb") as file:
+                np.savez(file, train=splits["train"], val=splits["val"])
             path.with_suffix(".tmp").rename(path)
         return path, {split: len(tokens) for split, tokens in splits.items()}
 
     def read(self, path: Path) -> dict[str, np.ndarray]:
-        content = path.read_bytes()
-        if zlib.crc32(content[4:]).to_bytes(4) != content[:4]:
-            raise DataError(f"{path}: wrong checksum; prepare the data again, it will be replaced")
-        train = int.from_bytes(content[4:12])
-        tokens = np.frombuffer(content, token_dtype(self.tokenizer.vocab_size), offset=12)
-        return {"train": tokens[:train], "val": tokens[train:]}
+        try:
+            with path.open("rb") as file, np.load(file) as splits:  # a zip file, with checksums
+                return {split: splits[split] for split in ("train", "val")}
+        except (zipfile.BadZipFile, ValueError, EOFError, KeyError) as error:
+            raise DataError(f"{path}: {error}; prepare the data again to replace it") from error
 
     def read_all(self, paths: Iterable[Path], split: str) -> Iterator[np.ndarray]:
-        for path in paths:
-            yield self.read(path)[split]
+        return (self.read(path)[split] for path in paths)
 
     def tokenise(self, piece: Piece) -> dict[str, np.ndarray]:
         tokenizer = self.tokenizer
@@ -220,20 +176,14 @@ class PieceMaker:
         return {split: np.array(tokens, dtype) for split, tokens in splits.items()}
 
 
-@functools.cache
-def maker_in_worker(folder: Path, spec: str, seed: int, validation: float) -> PieceMaker:
-    """A worker builds its tokenizer once; it would be slow to send GPT-2's with each piece."""
-    return PieceMaker(folder, load_tokenizer(json.loads(spec)), seed, validation)
-
-
 def in_parallel(
     maker: PieceMaker, pieces: Iterable[Piece], workers: int
 ) -> Iterator[tuple[Piece, tuple[Path, dict[str, int]]]]:
-    """Each piece with what ``maker`` makes of it, in order, with few pieces in memory."""
+    """Each piece and what ``maker`` returns for it, in order, with few pieces in memory."""
     if workers == 1:
         yield from ((piece, maker(piece)) for piece in pieces)
         return
-    # "spawn", because a fork copies locks that threads of torch may hold at that moment.
+    # Not "fork": it would copy locks that torch's threads may hold at that moment.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, context, initializer=end_with_parent) as pool:
         waiting = collections.deque[Any]()

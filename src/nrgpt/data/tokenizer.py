@@ -1,4 +1,4 @@
-"""Text to token numbers and back: symbols (characters, ListOps) and GPT-2's byte pairs."""
+"""Text to tokens and back: symbols (characters, ListOps) and GPT-2's byte-pair encoding."""
 
 import base64
 import functools
@@ -15,13 +15,11 @@ if TYPE_CHECKING:
     import tiktoken
 
 GPT2_RANKS = "NRGPT_GPT2_RANKS"
-"""Environment variable: a local file of GPT-2's ranks (gpt2.tiktoken), for machines offline."""
+"""Environment variable: a local copy of gpt2.tiktoken, GPT-2's ranks, for machines offline."""
 
 GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
-
-
 GPT2_SHA256 = "9f5c51677dd3f37bbf0ab2017579262cac437eb5f140a8efb53a235dbdb3ce0b"
-"""Of all tokens in the order of their ranks, in base 64, a line each."""
+"""Of all tokens by rank, in base 64, one per line."""
 
 
 class Tokenizer(ABC):
@@ -35,10 +33,10 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def spec(self) -> dict[str, Any]:
-        """What JSON must hold for load_tokenizer to build this again."""
+        """What load_tokenizer needs to build this again, for JSON."""
 
     def fingerprint(self) -> str:
-        """sha256 of everything that decides which token is which."""
+        """The sha256 of ``spec``, which defines every token."""
         return hashlib.sha256(json.dumps(self.spec(), sort_keys=True).encode()).hexdigest()
 
 
@@ -56,24 +54,15 @@ class SymbolTokenizer(Tokenizer):
         self.is_characters = all(len(symbol) == 1 for symbol in symbols)
 
     def encode(self, text: str) -> list[int]:
-        try:
-            if self.is_characters:
-                return [self.number[c] for c in text]
-            tokens = self.pattern.findall(text)
-            if sum(map(len, tokens)) == len(text):
-                return [self.number[token] for token in tokens]
-        except KeyError:
-            pass
-        at = self.first_unknown(text)
-        raise ValueError(
-            f"{text[at]!r} at position {at} is not in this vocabulary of {self.vocab_size} symbols"
-        )
-
-    def first_unknown(self, text: str) -> int:
+        tokens = self.pattern.findall(text)
+        if sum(map(len, tokens)) == len(text):
+            return [self.number[token] for token in tokens]
         at = 0
         while match := self.pattern.match(text, at):
             at = match.end()
-        return at
+        raise ValueError(
+            f"{text[at]!r} at position {at} is not in this vocabulary of {self.vocab_size} symbols"
+        )
 
     def decode(self, tokens: Sequence[int]) -> str:
         return "".join(self.symbols[token] for token in tokens)
@@ -88,30 +77,9 @@ class GPT2Tokenizer(Tokenizer):
     vocab_size = 50_257
     end_of_text = 50_256
 
-    @functools.cached_property
+    @property
     def encoding(self) -> "tiktoken.Encoding":
-        try:
-            import tiktoken
-        except ImportError:
-            raise ValueError(
-                "GPT-2's byte pairs need tiktoken: pip install 'nrgpt[data]'"
-            ) from None
-
-        path = os.environ.get(GPT2_RANKS)
-        if path is not None:
-            return tiktoken.Encoding(
-                "gpt2",
-                pat_str=GPT2_PATTERN,
-                mergeable_ranks=read_ranks(Path(path)),
-                special_tokens={"<|endoftext|>": self.end_of_text},
-            )
-        try:
-            return tiktoken.get_encoding("gpt2")
-        except OSError:
-            raise ValueError(
-                "GPT-2's vocabulary is not on this machine and could not be downloaded; set "
-                f"{GPT2_RANKS} to a local gpt2.tiktoken file"
-            ) from None
+        return gpt2_encoding(os.environ.get(GPT2_RANKS))
 
     def encode(self, text: str) -> list[int]:
         return self.encoding.encode_ordinary(text)
@@ -123,8 +91,30 @@ class GPT2Tokenizer(Tokenizer):
         return {"kind": "gpt2"}
 
 
+@functools.cache
+def gpt2_encoding(path: str | None) -> "tiktoken.Encoding":
+    """GPT-2's encoding, from a file of its ranks or from tiktoken, which may download it."""
+    try:
+        import tiktoken
+    except ImportError:
+        raise ValueError("GPT-2's encoding needs tiktoken: pip install 'nrgpt[data]'") from None
+
+    if path is not None:
+        special, ranks = {"<|endoftext|>": GPT2Tokenizer.end_of_text}, read_ranks(Path(path))
+        return tiktoken.Encoding(
+            "gpt2", pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens=special
+        )
+    try:
+        return tiktoken.get_encoding("gpt2")
+    except OSError:
+        raise ValueError(
+            "GPT-2's vocabulary is not on this machine and could not be downloaded; set "
+            f"{GPT2_RANKS} to a local gpt2.tiktoken file"
+        ) from None
+
+
 def read_ranks(path: Path) -> dict[bytes, int]:
-    """A gpt2.tiktoken file: a token in base 64 and its rank in each line."""
+    """Read a gpt2.tiktoken file: on each line a token in base 64, and its rank."""
     if not path.is_file():
         raise FileNotFoundError(f"{GPT2_RANKS} = {path}: there is no such file")
     try:
@@ -132,10 +122,8 @@ def read_ranks(path: Path) -> dict[bytes, int]:
         ranks = {base64.b64decode(token): int(rank) for token, rank in lines}
     except ValueError as error:
         raise ValueError(f"{GPT2_RANKS} = {path}: not a file of ranks ({error})") from error
-    ordered = b"".join(
-        base64.b64encode(token) + b"\n" for token in sorted(ranks, key=ranks.__getitem__)
-    )
-    if hashlib.sha256(ordered).hexdigest() != GPT2_SHA256:
+    ordered = (base64.b64encode(token) + b"\n" for token in sorted(ranks, key=ranks.__getitem__))
+    if hashlib.sha256(b"".join(ordered)).hexdigest() != GPT2_SHA256:
         raise ValueError(f"{GPT2_RANKS} = {path}: these are not GPT-2's ranks")
     return ranks
 

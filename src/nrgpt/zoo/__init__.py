@@ -1,5 +1,5 @@
-"""Small trained models that come with the package, each a run folder: configuration, result,
-tokenizer, and one checkpoint without its optimiser.
+"""Small trained models that come with the package. Each is a run folder with its configuration,
+result and tokenizer, and one checkpoint without the optimiser's state.
 
 >>> from nrgpt import zoo
 >>> from nrgpt.train.runs import load_run
@@ -7,7 +7,7 @@ tokenizer, and one checkpoint without its optimiser.
 >>> run.model.cfg.steps
 30
 
-On the command line ``zoo:NAME`` stands for such a folder: ``nrgpt sample zoo:NAME``.
+On the command line, ``zoo:NAME`` names such a folder: ``nrgpt sample zoo:NAME``.
 """
 
 import json
@@ -32,9 +32,8 @@ def folder(name: str) -> Path:
 
 
 def about(name: str) -> dict[str, Any]:
-    """What it is, in words, and how many parameters it has."""
-    found: dict[str, Any] = json.loads((folder(name) / "about.json").read_text())
-    return found
+    """A description, and the number of parameters."""
+    return dict(json.loads((folder(name) / "about.json").read_text()))
 
 
 def is_inside(run: Path) -> bool:
