@@ -81,6 +81,7 @@ class EnergyBlock(Block):
         kinds = {name: cfg.feedforward if name == "feedforward" else name for name in cfg.terms}
         self.energy = TotalEnergy({name: ENERGIES[kind](cfg) for name, kind in kinds.items()})
         self.rate = make_rate(cfg)
+        self.safeguard = cfg.safeguard == "cone"
 
     @property
     def terms(self) -> dict[str, EnergyTerm]:
@@ -91,4 +92,5 @@ class EnergyBlock(Block):
 
     def plan(self, extra: Extra | None = None, *, stacked: bool = False) -> Plan:
         terms, like = self.energy.named_terms(extra), next(self.parameters())
-        return Plan(self.norm, self.rate, terms, like=like, stacked=stacked)
+        options = {"stacked": stacked, "safeguard": self.safeguard}
+        return Plan(self.norm, self.rate, terms, like=like, **options)

@@ -84,6 +84,10 @@ class ModelConfig:
     rate_rank: int | None = None
     """[nrgpt] Rows D' of U in eta = U^T U + V - V^T; None is width."""
 
+    safeguard: Literal["none", "cone"] = "none"
+    """[nrgpt] cone: after each update, the least push along the force that keeps a concave energy
+    from rising while the past stands still; see nrgpt.model.safeguard."""
+
     tied: bool = True
     """The head's weights are the token embedding's."""
     head_bias: bool = False

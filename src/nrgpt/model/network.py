@@ -253,6 +253,9 @@ class Network(nn.Module):
             return Certificate((Finding(f"block {self.cfg.block}", Guarantee.NONE, why),))
         block = self.energy_block
         terms = [term.guarantee() for _, term in block.named_terms(extra)]
+        if block.safeguard:
+            why = "moves stay in the cone around the force, whatever eta is"
+            return Certificate((*terms, Finding("safeguard cone", Guarantee.EVERY_STEP, why)))
         return Certificate((*terms, block.rate.guarantee(block.norm)))
 
     def parameter_counts(self) -> ParameterCounts:

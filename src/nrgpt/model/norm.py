@@ -24,6 +24,11 @@ from .init import ones, parameter, zeros
 
 class Norm(nn.Module, ABC):
     gamma: Tensor | None
+    eps = 0.0
+
+    def centred(self, x: Tensor) -> Tensor:
+        """What of x the norm looks at."""
+        return x
 
     @abstractmethod
     def function(self) -> Callable[[Tensor], Tensor]:
@@ -64,6 +69,9 @@ class LayerNorm(Norm):
         return partial(
             F.layer_norm, normalized_shape=shape, weight=self.gamma, bias=self.delta, eps=eps
         )
+
+    def centred(self, x: Tensor) -> Tensor:
+        return x - x.mean(-1, keepdim=True)
 
     def scale(self, x: Tensor) -> Tensor:
         return (x.var(-1, correction=0, keepdim=True) + self.eps).sqrt()

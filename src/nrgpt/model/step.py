@@ -28,6 +28,7 @@ from .energy.term import EnergyTerm, Readout
 from .norm import Norm
 from .past import Memory, Past, Shown, WholeText
 from .rate import Rate
+from .safeguard import cone
 
 Extra = Mapping[str, EnergyTerm]
 """Terms that join a model's own for one call, by name."""
@@ -174,13 +175,14 @@ class Plan:
         *,
         like: Tensor,
         stacked: bool = False,
+        safeguard: bool = False,
     ):
-        """``like`` is any of the weights."""
-        self.norm, self.rate, self.like = norm, rate, like
+        """``like`` is any of the weights; ``safeguard`` keeps moves inside the cone."""
+        self.norm, self.rate, self.like, self.safeguard = norm, rate, like, safeguard
         self.normalise = norm.function()
         self.kernels = kernels_for(like)
         self.terms = [self.planned(name, term) for name, term in terms]
-        self.stack = self.stacked() if stacked else None
+        self.stack = self.stacked() if stacked and not safeguard else None
 
     def planned(self, name: str, term: EnergyTerm) -> Planned:
         readout = term.readout()
@@ -226,6 +228,8 @@ class Plan:
     ) -> Tensor:
         """x after step t. Without a memory, x holds all tokens of a text; with one, tokens that
         see the others through their kept keys. ``masks`` are dropout's, (1, batch, tokens, D)."""
+        if self.safeguard:
+            return self.safeguarded(x, t, memory, masks)
         g = self.normalise(x)
         if self.stack is not None and memory is not None:
             force = self.stacked_force(self.stack, g, t, memory)
@@ -242,6 +246,19 @@ class Plan:
         if not self.rate.is_folded:
             update = self.rate.apply_step(update, t, x, self.norm)
         return x + (update if masks is None else update * masks[0])
+
+    def safeguarded(self, x: Tensor, t: int, memory: Memory | None, masks: Tensor | None) -> Tensor:
+        """``move`` with the force on g at hand, which the cone needs."""
+        g = self.normalise(x)
+        updates, forces = [], []
+        for slot, planned in enumerate(self.terms):
+            z = planned.readout.z(g)
+            force = planned.term.force(z, self.past(slot, z, g, t, memory))
+            updates.append(F.linear(force, planned.back, planned.field).to(x.dtype))
+            forces.append(planned.readout.on_g(force).to(x.dtype))
+        update = self.rate.apply_step(torch.stack(updates).sum(0), t, x, self.norm)
+        y = x + (update if masks is None else update * masks[0])
+        return cone(self.norm, x, y, torch.stack(forces).sum(0))
 
     def part(self, slot: int, g: Tensor, t: int, memory: Memory | None) -> Tensor:
         """One term's part of the update."""
@@ -296,7 +313,10 @@ class Plan:
                 energies[planned.name] = checked(energy, planned, g)
                 forces[planned.name] = planned.readout.on_g(force)
             update = self.rate.apply_step(self.push(list(forces.values())), t, x, self.norm)
-        return Observation(g, energies, forces, update)
+            seen = Observation(g, energies, forces, update)
+            if self.safeguard:
+                seen = seen._replace(update=cone(self.norm, x, x + update, seen.force) - x)
+        return seen
 
     def energies(
         self, x: Tensor, t: int | None = None, memory: Memory | None = None
