@@ -23,10 +23,10 @@ import numpy as np
 
 from ..check import check_choice
 from ..files import write_atomically
+from ..model.flops import flops_per_token
 from ..train.config import TrainConfig
 from ..train.overrides import override, replace
 from ..train.report import environment, read_metrics
-from ..train.speed import training_flops_per_token
 from .records import Record, locked, put, read, read_lines
 from .tables import Row
 from .training import FAILED, refuse_other_configuration, screen, train_all
@@ -180,7 +180,7 @@ def facts(cfg: TrainConfig, record: Record, timed: Sequence[Row]) -> Row:
     and the best one's; val_loss_full is over every token of the split, at the last iteration."""
     origin = record.read("environment.json")
     tokens = cfg.iterations * cfg.batch * cfg.model.context
-    together = cfg.batch // cfg.accumulation
+    flops = flops_per_token(cfg.model, batch=cfg.batch // cfg.accumulation)
     row: Row = {
         "seed": cfg.seed,
         "width": cfg.model.width,
@@ -189,7 +189,7 @@ def facts(cfg: TrainConfig, record: Record, timed: Sequence[Row]) -> Row:
         "lr": cfg.optimiser.lr,
         "iterations": cfg.iterations,
         "tokens": tokens,
-        "training_flops": tokens * training_flops_per_token(cfg.model, together),
+        "training_flops": tokens * flops,
         "commit": origin["commit"],
         "gpu": origin["gpu"],
     }

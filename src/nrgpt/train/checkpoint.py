@@ -79,30 +79,21 @@ def load_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor],
     return load_file(folder / FILES[0]), load_file(folder / FILES[1]), state
 
 
-def verify(folder: Path) -> None:
-    """Raise a CheckpointError that names the file unless all is as it was written."""
+def fault_of(folder: Path) -> str | None:
+    """What is wrong with a checkpoint, with the name of the file; None if it is intact."""
     try:
         manifest = json.loads((folder / "manifest.json").read_text())
         entries = {name: (manifest[name]["bytes"], manifest[name]["sha256"]) for name in FILES}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{folder / 'manifest.json'}: unreadable ({error!r})") from error
+        return f"{folder / 'manifest.json'}: unreadable ({error!r})"
     for name, (size, sha256) in entries.items():
         path = folder / name
         if not path.is_file():
-            raise CheckpointError(f"{path}: missing")
+            return f"{path}: missing"
         if path.stat().st_size != size:
-            found = path.stat().st_size
-            raise CheckpointError(f"{path}: {found} bytes where {size} were written")
+            return f"{path}: {path.stat().st_size} bytes where {size} were written"
         if fingerprint(path)["sha256"] != sha256:
-            raise CheckpointError(f"{path}: its contents have changed since it was written")
-
-
-def fault_of(folder: Path) -> str | None:
-    """What is wrong with a checkpoint; None if nothing is."""
-    try:
-        verify(folder)
-    except CheckpointError as error:
-        return str(error)
+            return f"{path}: its contents have changed since it was written"
     return None
 
 

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from ..data.shards import Dataset
+from ..model.flops import flops_per_token
 from . import checkpoint
 from .config import TrainConfig
 from .data import Streams, keep_tokenizer, open_dataset, prepare_dataset
@@ -32,7 +33,7 @@ from .optim import rate_at
 from .report import Report
 from .result import write_result
 from .runs import check_config
-from .speed import matrix_product_rate, training_flops_per_token
+from .speed import matrix_product_rate
 from .updates import Batch, Failure, choose_update
 
 
@@ -141,7 +142,7 @@ class Trainer:
         """Train to the end; returns the runs that left on the way."""
         cfg = self.cfg
         together = cfg.batch // (cfg.accumulation * self.where.size)
-        self.flops = training_flops_per_token(cfg.model, together)
+        self.flops = flops_per_token(cfg.model, batch=together)
         self.peak = matrix_product_rate(self.where.device, cfg.precision)
         try:
             if self.step == 0:

@@ -6,7 +6,8 @@ for all three.
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -270,6 +271,21 @@ def shape_of(cfg: TrainConfig) -> TrainConfig:
     own = cfg.optimiser
     optimiser = OptimiserConfig(name=own.name, muon_eta=own.muon_eta, warmup=0)
     return dataclasses.replace(cfg, seed=0, optimiser=optimiser, data=DataConfig())
+
+
+def by_shape(
+    runs: Iterable[tuple[TrainConfig, Path]], most: Callable[[TrainConfig], int]
+) -> list[list[tuple[TrainConfig, Path]]]:
+    """Runs in packs of one shape, each with at most ``most`` runs."""
+    groups: dict[str, list[tuple[TrainConfig, Path]]] = {}
+    for cfg, run in runs:
+        groups.setdefault(repr(shape_of(cfg)), []).append((cfg, run))
+    return [
+        group[i : i + limit]
+        for group in groups.values()
+        for limit in [most(group[0][0])]
+        for i in range(0, len(group), limit)
+    ]
 
 
 def check_alike(cfgs: Configs) -> None:
