@@ -30,7 +30,7 @@ class Transition:
     """The parameters of the curve, as ``fit`` gives them."""
 
     def curve(self, parameters: np.ndarray) -> np.ndarray:
-        return values(self.shape[None], np.log10(parameters))[0]
+        return curves(self.shape[None], np.log10(parameters))[0][0]
 
     def __str__(self) -> str:
         found, low, high = (shown(number) for number in (self.parameters, *self.interval))
@@ -96,36 +96,31 @@ def fit(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     starts = np.array(
         [[m, np.log(k), logit(0.1)] for m in np.linspace(x[0], x[-1], 12) for k in (3, 8, 20)]
     )
-    losses = ((values(starts, x)[:, None] - y[None]) ** 2).sum(-1)
+    losses = ((curves(starts, x)[0][:, None] - y[None]) ** 2).sum(-1)
     p = starts[losses.argmin(0)]
     loss, damping = losses.min(0), np.full(len(y), 1e-2)
     for _ in range(ROUNDS):
-        J, residual = slopes(p, x), y - values(p, x)
+        values, J = curves(p, x)
         H = np.einsum("bwi,bwj->bij", J, J)
         H += (damping[:, None] * (np.einsum("bii->bi", H) + 1e-9))[..., None] * np.eye(3)
-        step = np.linalg.solve(H, np.einsum("bwi,bw->bi", J, residual)[..., None])[..., 0]
+        step = np.linalg.solve(H, np.einsum("bwi,bw->bi", J, y - values)[..., None])[..., 0]
         tried = p + np.clip(step, -1, 1)
         tried[:, 1] = np.clip(tried[:, 1], np.log(0.5), np.log(100))
         tried[:, 2] = np.clip(tried[:, 2], -9, 1)  # a floor of at most 0.73: below the level
-        new = ((y - values(tried, x)) ** 2).sum(1)
+        new = ((y - curves(tried, x)[0]) ** 2).sum(1)
         better = new < loss
         p, loss = np.where(better[:, None], tried, p), np.where(better, new, loss)
         damping = np.clip(np.where(better, damping / 3, damping * 4), 1e-9, 1e9)
     return p
 
 
-def values(p: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """The curves at x: (fits, sizes)."""
-    a, s = logistic(p[:, 2:3]), logistic(np.exp(p[:, 1:2]) * (x - p[:, :1]))
-    return a + (1 - a) * s
-
-
-def slopes(p: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Derivatives of ``values``: (fits, sizes, 3)."""
+def curves(p: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The curves at x, (fits, sizes), and their derivatives by p, (fits, sizes, 3)."""
     k, a = np.exp(p[:, 1:2]), logistic(p[:, 2:3])
     s = logistic(k * (x - p[:, :1]))
     inner = (1 - a) * s * (1 - s)
-    return np.stack([-k * inner, k * (x - p[:, :1]) * inner, (1 - s) * a * (1 - a)], axis=-1)
+    slopes = [-k * inner, k * (x - p[:, :1]) * inner, (1 - s) * a * (1 - a)]
+    return a + (1 - a) * s, np.stack(slopes, axis=-1)
 
 
 def crossing(p: np.ndarray, x: np.ndarray) -> np.ndarray:

@@ -2,9 +2,9 @@
 
     {"case": NAME, "files": {"config.json": {...}, "metrics.jsonl": [...], "samples.txt": "..."}}
 
-A JSON file is stored as its value if writing that value gives the same bytes, other text as a
-string, anything else as base64 under "binary". Unpacked files are identical to what was packed.
-Lines are sorted by name, so that packing the same files again changes nothing.
+A JSON file is stored as its value if writing that value gives the same bytes; other text is stored
+as a string, and anything else as base64 under "binary". Unpacking gives back the same bytes. Lines
+are sorted by name, so that packing the same files again changes nothing.
 
     python -m nrgpt.reproduce.records list FOLDER            the runs, and the files of each
     python -m nrgpt.reproduce.records unpack FOLDER          FOLDER/runs/NAME/...
@@ -36,7 +36,7 @@ FORMATS: dict[str, tuple[Callable[[str], Any], Callable[[Any], str]]] = {
         lambda value: "".join(json.dumps(entry) + "\n" for entry in value),
     ),
 }
-"""How files of a suffix are read, and how the package writes them."""
+"""How to read and write the contents of a file, by its suffix."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Record:
 
     @classmethod
     def of(cls, run: Path, names: Iterable[str] | None = None) -> "Record":
-        """The files of a folder, or those of these names that it has."""
+        """All files of a folder, or those of the given names that exist."""
         wanted = [path.name for path in run.iterdir()] if names is None else names
         return cls({name: (run / name).read_bytes() for name in wanted if (run / name).exists()})
 
@@ -74,7 +74,7 @@ class Record:
         return name in self.files
 
     def read(self, name: str) -> Any:
-        """What a .json or .jsonl file says."""
+        """The contents of a .json or .jsonl file."""
         return FORMATS[Path(name).suffix][0](self.files[name].decode())
 
     def write(self, folder: Path) -> None:
@@ -84,7 +84,7 @@ class Record:
 
 
 def value_of(name: str, text: str) -> Any:
-    """What stands for a text file in its line."""
+    """How a text file is stored in its line."""
     if Path(name).suffix in FORMATS:
         parse, write = FORMATS[Path(name).suffix]
         with contextlib.suppress(ValueError):
@@ -95,7 +95,7 @@ def value_of(name: str, text: str) -> Any:
 
 
 def read_lines(path: Path) -> dict[str, dict[str, Any]]:
-    """The lines of a file of results or records, by case; none if there is no such file."""
+    """The lines of a file of results or records, by case. A file that is missing has none."""
     lines = path.read_bytes().splitlines() if path.exists() else []
     found = [parse_line(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
     return {line["case"]: line for line in found}
@@ -122,7 +122,7 @@ def read(folder: Path) -> dict[str, Record]:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """No other process that asks for the same lock changes the folder meanwhile."""
+    """Lock a folder against other processes that do the same."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -132,8 +132,8 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def put(folder: Path, records: Mapping[str, Record | None]) -> None:
-    """Add these records, in place of those of the same cases; None removes one. The file is
-    replaced as a whole: a crash leaves the old one or the new one."""
+    """Add these records, or replace those of the same cases; None removes one. The file is replaced
+    as a whole, so that a crash leaves either the old one or the new one."""
     with locked(folder):
         lines = {case: json.dumps(v) + "\n" for case, v in read_lines(folder / FILE).items()}
         for case, record in records.items():
@@ -160,7 +160,7 @@ def pack(folder: Path, runs: Annotated[list[Path] | None, typer.Argument()] = No
     """Add the files of these folders (default: FOLDER/runs/*) to the records, and delete them."""
     runs = runs or sorted(path for path in (folder / "runs").glob("*") if path.is_dir())
     for path in (path for run in runs for path in run.iterdir() if not path.is_file()):
-        raise typer.BadParameter(f"{path} is no file: only what a record keeps can be packed")
+        raise typer.BadParameter(f"{path} is not a file: a record can hold nothing else")
     packed = {run.name: Record.of(run) for run in runs}
     put(folder, packed)
     on_disk = read(folder)
@@ -168,7 +168,7 @@ def pack(folder: Path, runs: Annotated[list[Path] | None, typer.Argument()] = No
         if on_disk[run.name] == packed[run.name]:
             shutil.rmtree(run)
         else:
-            raise RuntimeError(f"{run} was changed meanwhile, and is kept")
+            raise RuntimeError(f"{run} has been changed meanwhile, and is kept")
     print(f"{len(packed):,} of {len(on_disk):,} records in {folder / FILE} are new or replaced")
 
 
@@ -181,7 +181,7 @@ def unpack(folder: Path, to: Path | None = None) -> None:
 
 @app.command()
 def remove(folder: Path, cases: list[str]) -> None:
-    """Forget these records: `nrgpt reproduce` will make them again."""
+    """Remove these records. `nrgpt reproduce` will make them again."""
     if missing := [case for case in cases if case not in read(folder)]:
         raise typer.BadParameter(f"no record of {', '.join(missing)}")
     put(folder, dict.fromkeys(cases))

@@ -1,6 +1,7 @@
 """Shakespeare's characters: losses against parameters, the table of best configurations, whether
 models overfit in long training, and our recipe for NRGPT and for baselines."""
 
+import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -87,14 +88,13 @@ def cases(recipe: str = "ours", seeds: int = 3, quick: bool = False) -> list[Cas
         name = f"{part}-{recipe}-{kind}-w{cfg.model.width}{rate}"
         found.extend(Case(name, cfg, labels).with_seeds(seeds))
 
+    rates: dict[str, dict[str, Any]] = {"": {}}
+    if recipe == "paper":
+        rates = {f"-lr{lr:g}": {"optimiser.lr": lr} for lr in RATES}
     for kind in MODELS:
-        for width in WIDTHS:
-            changes = {"model.width": width, **SCALING[recipe]}
-            if recipe == "ours":
-                plan("scaling", kind, changes)
-                continue
-            for lr in RATES:
-                plan("scaling", kind, {**changes, "optimiser.lr": lr}, f"-lr{lr:g}")
+        for width, rate in itertools.product(WIDTHS, rates):
+            changes = {"model.width": width, **SCALING[recipe], **rates[rate]}
+            plan("scaling", kind, changes, rate)
         plan("long", kind, LONG[recipe])
         if recipe == "paper":
             plan("table", kind, {})
@@ -190,8 +190,7 @@ def best_configurations(rows: Sequence[Row]) -> list[Row]:
         return statistics.fmean(row["val_loss_full_best"] for row in runs)
 
     sizes = grouped(rows, "parameters").values()
-    best = [min(grouped(own, "lr").values(), key=mean_loss) for own in sizes]
-    return [row for runs in best for row in runs]
+    return [row for own in sizes for row in min(grouped(own, "lr").values(), key=mean_loss)]
 
 
 def overfitting_figure(rows: Sequence[Row], records: Mapping[str, Record]) -> Any:

@@ -109,17 +109,17 @@ def completed(
 ) -> Row:
     """Measure a run on record again if its row lacks something and its checkpoints still exist."""
     lacks = [name for name in wanted if name not in row]
-    own = [case for case in cases if case.name == row["case"]]
-    if not lacks or not own or "error" in row:
+    case = next((case for case in cases if case.name == row["case"]), None)
+    if not lacks or case is None or "error" in row:
         return row
-    run = run_folder(to, row["case"])
+    run = run_folder(to, case.name)
     if not any((run / "checkpoints").glob("step-*")):
-        said = f"{row['case']}: on record without {', '.join(lacks)}, and {run} has no checkpoint"
+        said = f"{case.name}: on record without {', '.join(lacks)}, and {run} has no checkpoint"
         screen.print(said, highlight=False, soft_wrap=True)
         return row
-    record = read(to)[row["case"]]
-    row = row | measured(own[0], run, record)
-    put(to, {row["case"]: record})
+    record = read(to)[case.name]
+    row = row | measured(case, run, record)
+    put(to, {case.name: record})
     return row
 
 
@@ -162,8 +162,7 @@ def reproduce(
         again = [completed(row, cases, to, wanted, measured) for row in rows]
         rows = put_rows(to, [new for new, row in zip(again, rows, strict=True) if new is not row])
     rows = texts.with_metrics(rows, to, judge, quick)
-    order = list(ROWS).index
-    rows = sorted(rows, key=lambda row: (order(row["model"]), row["seed"]))
+    rows = sorted(rows, key=lambda row: (list(ROWS).index(row["model"]), row["seed"]))
     files = []
     for (recipe,) in grouped(rows, "recipe"):
         own = [row for row in rows if row["recipe"] == recipe]

@@ -5,7 +5,6 @@ import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 from ..evaluate.grammar import grammar
 from ..evaluate.samples import human_texts, model_texts
@@ -18,38 +17,33 @@ from .tables import Column, Row
 from .training import screen
 
 FILE = "texts.json"
-T = TypeVar("T")
 
 METRICS = ("perplexity", "gqs_paper", "cosine_similarity", "distinct_1", "distinct_2")
 """The paper's five, in the order of its tables."""
 COUNTED: dict[str, Measure] = {f"distinct_{n}": functools.partial(distinct_n, n=n) for n in (1, 2)}
 
 
+def available(loaders: Mapping[str, Callable[[], Measure]]) -> dict[str, Measure]:
+    """The metrics that can be loaded here. The others are left out, with a message."""
+    found = {}
+    for name, load in loaders.items():
+        try:
+            found[name] = load()
+        except ValueError as error:  # a model that cannot be loaded, or a missing package
+            screen.print(f"left out: {error}", highlight=False, soft_wrap=True)
+    return found
+
+
 @functools.cache
 def measures_here(judge: str | None, device: str) -> dict[str, Measure]:
-    """The metrics that need other models. What is missing is left out, with a message."""
-    return {
-        name: measure
-        for name, load in measures_to_load(judge).items()
-        if (measure := unless_missing(functools.partial(load, device))) is not None
-    }
+    """The metrics that need other models."""
+    loaders = measures_to_load(judge).items()
+    return available({name: functools.partial(load, device) for name, load in loaders})
 
 
-def grammar_here() -> dict[str, Measure]:
-    """The same for the metric of grammar, which needs packages of its own."""
-
-    def quality(text: str) -> float:
-        return grammar(text).gqs_paper
-
-    return {} if unless_missing(lambda: quality("word")) is None else {"gqs_paper": quality}
-
-
-def unless_missing(load: Callable[[], T]) -> T | None:
-    try:
-        return load()
-    except ValueError as error:  # a model that cannot be loaded, or a missing package
-        screen.print(f"left out: {error}", highlight=False, soft_wrap=True)
-        return None
+def load_grammar() -> Measure:
+    grammar("word")  # fails if a package is missing
+    return lambda text: grammar(text).gqs_paper
 
 
 def amount(quick: bool) -> tuple[int, int]:
@@ -81,7 +75,7 @@ def with_metrics(rows: list[Row], to: Path, judge: str | None, quick: bool = Fal
     records = read(to)
     if not any(map(lacks, rows)):
         return rows
-    measures = COUNTED | grammar_here()
+    measures = COUNTED | available({"gqs_paper": load_grammar})
     measures |= {} if quick else measures_here(judge, device_named("auto"))
     changed = [
         measured_again(row, records[row["case"]].read(FILE), measures, judge)

@@ -37,6 +37,29 @@ RELEASED_KINDS = {
     "rgpt_parallel": "GPT_Rec_parallel",
 }
 
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "listops": {
+        "iterations": 100_000, "batch": 64, "graph": True,
+        "log_every": 100, "eval_every": 2_500, "save_every": 2_500,
+    },
+    "shakespeare": {
+        "iterations": 40_000, "batch": 64, "graph": True, "precision": "auto",
+        "log_every": 50, "eval_every": 500, "save_every": 1_000,
+    },
+    "owt": {
+        "iterations": 100_000, "compile": True, "precision": "bf16",
+        "log_every": 10, "eval_every": 1_000, "eval_batches": 10, "save_every": 1_000,
+    },
+    "debug": {
+        "iterations": 60, "batch": 8,
+        "log_every": 10, "eval_every": 20, "eval_batches": 2, "save_every": 20,
+    },
+    "demo": {
+        "iterations": 2_200, "batch": 32,
+        "log_every": 50, "eval_every": 1_100, "eval_batches": 4, "save_every": 550,
+    },
+}  # fmt: skip
+
 LISTOPS_WIDTHS = (8, 10, 13, 16, 20, 25, 32, 40, 51, 64, 81, 102, 128, 161, 203, 256)
 """The 16 widths of the paper's ListOps figure, 2^3 to 2^8 in equal ratios."""
 
@@ -87,12 +110,7 @@ def listops(kind: str, form: str) -> TrainConfig:
         model=make_model(form, kind, strict_mask=True, vocab_size=size, **sizes),
         data=DataConfig(task="listops", listops=data),
         optimiser=OptimiserConfig(lr=5e-4, final=0.04, decay="exponential"),
-        iterations=100_000,
-        batch=64,
-        eval_every=2_500,
-        save_every=2_500,
-        log_every=100,
-        graph=True,
+        **SCHEDULES["listops"],
     )
     if form:
         return cfg
@@ -129,13 +147,7 @@ def shakespeare(kind: str, form: str) -> TrainConfig:
         model=make_model(form, kind, vocab_size=65, context=256, dropout=0.1, **sizes),
         data=DataConfig(task="shakespeare"),
         optimiser=OptimiserConfig(lr=lr),
-        iterations=40_000,
-        batch=64,
-        precision="auto",
-        eval_every=500,
-        save_every=1_000,
-        log_every=50,
-        graph=True,
+        **SCHEDULES["shakespeare"],
     )
     if form:
         return cfg
@@ -177,15 +189,9 @@ def openwebtext(kind: str, form: str, equal_parameters: bool = False) -> TrainCo
         model=make_model(form, kind, vocab_size=50_304, context=1_024, heads=12, **sizes),
         data=DataConfig(task="text"),
         optimiser=OptimiserConfig(lr=lr, final=final, warmup=2_000),
-        iterations=100_000,
         batch=384 if form == "released" else 480,
         accumulation=4 if form == "released" else 5,
-        precision="bf16",
-        compile=True,
-        eval_every=1_000,
-        eval_batches=10,
-        save_every=1_000,
-        log_every=10,
+        **SCHEDULES["owt"],
     )
     if form:
         return cfg
@@ -205,36 +211,21 @@ def debug() -> TrainConfig:
         ),
         data=DataConfig(task="listops", listops=data),
         optimiser=OptimiserConfig(lr=3e-3, warmup=5),
-        iterations=60,
-        batch=8,
-        log_every=10,
-        eval_every=20,
-        eval_batches=2,
-        save_every=20,
+        **SCHEDULES["debug"],
     )
 
 
 def demo() -> TrainConfig:
     """ListOps (max, median, min) in a few minutes on two CPU cores."""
     data = dataclasses.replace(RELEASED, functions=("max", "median", "min"))
+    sizes: dict[str, Any] = {"context": 64, "width": 64, "heads": 4, "steps": 5}
     return TrainConfig(
         model=ModelConfig(
-            vocab_size=vocabulary(data),
-            context=64,
-            width=64,
-            heads=4,
-            steps=5,
-            hidden_factor=2,
-            rate="free_per_step",
+            vocab_size=vocabulary(data), hidden_factor=2, rate="free_per_step", **sizes
         ),
         data=DataConfig(task="listops", listops=data),
         optimiser=OptimiserConfig(name="muon", lr=6e-3, warmup=50, final=0.05),
-        iterations=2_200,
-        batch=32,
-        log_every=50,
-        eval_every=1_100,
-        eval_batches=4,
-        save_every=550,
+        **SCHEDULES["demo"],
     )
 
 

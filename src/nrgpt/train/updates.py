@@ -1,7 +1,7 @@
 """Three ways to compute an update: plain, recorded as a CUDA graph, and packed.
 
-The trainer in loop.py sees the ``Update`` interface alone, so what surrounds an update is the same
-for all three.
+The trainer in loop.py sees only the ``Update`` interface, so everything around an update is the
+same for all three.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ Tensors = tuple[dict[str, Tensor], dict[str, Tensor]]
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """A loss or gradient that is not finite. It changed no weights."""
+    """A loss or gradient was not finite. No weights were changed."""
 
     step: int
     loss: float
@@ -44,7 +44,7 @@ class Failure:
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """What one update is computed from. Tensors are (runs, sequences, tokens)."""
+    """The input of one update. Tensors are (runs, sequences, tokens)."""
 
     step: int
     x: Tensor
@@ -60,7 +60,8 @@ class Update(Protocol):
     """Holds the models and optimiser states of one or several runs, and updates them."""
 
     is_deferred: bool
-    """Whether ``failures`` waits for the device. If so, the trainer asks only before it writes."""
+    """Whether ``failures`` waits for the device. If so, the trainer asks for it only before it
+    writes something."""
 
     def __call__(self, batch: Batch) -> Tensor:
         """Update all runs; returns their losses, (runs,)."""
@@ -78,7 +79,7 @@ class Update(Protocol):
         """Weights and optimiser state of one run, as checkpoints hold them."""
 
     def load(self, number: int, weights: dict[str, Tensor], state: dict[str, Tensor]) -> None:
-        """Take over what ``tensors`` gave."""
+        """Load what ``tensors`` returned."""
 
 
 def new_model(cfg: TrainConfig, where: World) -> LanguageModel:
@@ -149,7 +150,7 @@ class Plain:
         return self.own
 
     def tensors(self, number: int) -> Tensors:
-        # The weights first: asking for them is what makes FSDP shard them again after a loss.
+        # The weights come first, because FSDP shards them again only when they are asked for.
         weights = checkpoint.model_tensors(self.own)
         return weights, checkpoint.optimiser_tensors(self.own, self.optimisers)
 
@@ -208,7 +209,7 @@ class Packed:
             {name: value[number].detach().cpu().clone() for name, value in values.items()}
             for values in both
         )
-        # torch's AdamW counts updates in float32.
+        # AdamW of torch counts updates in float32.
         return weights, {n: v.float() if n.endswith("/step") else v for n, v in state.items()}
 
     @torch.no_grad()
@@ -216,7 +217,7 @@ class Packed:
         checkpoint.check_names(self.step.weights, weights)
         for name, value in self.step.weights.items():
             value[number] = weights[name]
-        # Before its first update, a plain run has no optimiser state.
+        # A plain run has no optimiser state before its first update.
         for name, value in self.step.optimiser.named_states().items():
             value[number] = state.get(name, 0)
         self.step.optimiser.failures[number] = -1
@@ -224,14 +225,12 @@ class Packed:
 
 class Recorded(Packed):
     """One run whose updates are recorded as a CUDA graph and replayed: a pack of one, without vmap.
-    It cannot use torch's optimisers, because torch.optim.Muon turns its learning rate into a Python
-    number, and a recording would repeat that number for ever."""
+    It does not use torch's optimisers, because torch.optim.Muon turns its learning rate into a
+    Python number, which would then be the same at every replay."""
 
 
-def choose_update(
-    cfgs: Sequence[TrainConfig], where: World
-) -> Callable[[Sequence[TrainConfig], World], Update]:
-    """The update for these runs; a ValueError if they ask for what cannot be combined."""
+def choose_update(cfgs: Configs, where: World) -> Callable[[Configs, World], Update]:
+    """The update for these runs. Raises a ValueError if they ask for what cannot be combined."""
     cfg = cfgs[0]
     if len(cfgs) > 1:
         check_alike(cfgs)
@@ -250,14 +249,14 @@ def choose_update(
 
 
 def refuse(cfg: TrainConfig, where: World, what: str, way_out: str) -> None:
-    """What neither a recorded nor a packed update can do."""
+    """Raise an error if the configuration asks for what recorded and packed updates cannot do."""
     asked = [
         f"{name} = {getattr(cfg, name)!r}"
         for name in ("accumulation", "checkpoint_steps", "deterministic", "parallel")
         if getattr(cfg, name) != getattr(TrainConfig, name)
     ]
     if cfg.random_steps is not None and cfg.model.block == "gpt":
-        # With fewer steps it leaves blocks out, and the optimiser would have to know which.
+        # With fewer steps it skips blocks, and the optimiser would have to know which.
         asked.append(f"random_steps = {cfg.random_steps} with model.block = 'gpt'")
     if where.size > 1:
         asked.append(f"{where.size} processes")
@@ -267,7 +266,7 @@ def refuse(cfg: TrainConfig, where: World, what: str, way_out: str) -> None:
 
 
 def shape_of(cfg: TrainConfig) -> TrainConfig:
-    """What runs must share to be packed: all but the seed, the data and the optimiser's numbers."""
+    """What packed runs must share: all but the seed, the data and the optimiser's numbers."""
     own = cfg.optimiser
     optimiser = OptimiserConfig(name=own.name, muon_eta=own.muon_eta, warmup=0)
     return dataclasses.replace(cfg, seed=0, optimiser=optimiser, data=DataConfig())
