@@ -22,12 +22,11 @@ from typing import Any
 import numpy as np
 
 from ..check import check_choice
-from ..files import write_atomically
 from ..model.flops import flops_per_token
 from ..train.config import TrainConfig
 from ..train.overrides import override, replace
 from ..train.report import environment, read_metrics
-from .records import Record, locked, put, read, read_lines
+from .records import Record, change, put, read, read_lines
 from .tables import Row
 from .training import FAILED, refuse_other_configuration, screen, train_all
 
@@ -118,13 +117,8 @@ def read_rows(to: Path) -> list[Row]:
 
 
 def put_rows(to: Path, rows: Iterable[Row]) -> list[Row]:
-    """Add these rows to the file, or replace those of the same cases; returns all. The folder is
-    locked meanwhile, so several processes may do this at the same time."""
-    with locked(to):
-        found = {row["case"]: row for row in [*read_rows(to), *rows]}
-        text = "".join(json.dumps(row) + "\n" for row in found.values())
-        write_atomically(to / "results.jsonl", text)
-    return list(found.values())
+    """Add these rows to the file, or replace those of the same cases; returns all."""
+    return change(to / "results.jsonl", {row["case"]: row for row in rows})
 
 
 def keep_record(case: Case, run: Path, to: Path, measure: Measure, packed: int) -> Row:

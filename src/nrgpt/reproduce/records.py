@@ -18,7 +18,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -59,16 +59,14 @@ class Record:
             files[name] = text.encode()
         return cls(files)
 
-    def to_line(self, case: str) -> str:
-        texts: dict[str, Any] = {}
-        binary = {}
+    def to_line(self, case: str) -> dict[str, Any]:
+        line: dict[str, Any] = {"case": case, "files": {}}
         for name, content in sorted(self.files.items()):
             try:
-                texts[name] = value_of(name, content.decode())
+                line["files"][name] = value_of(name, content.decode())
             except UnicodeDecodeError:
-                binary[name] = base64.b64encode(content).decode()
-        line = {"case": case, "files": texts} | ({"binary": binary} if binary else {})
-        return json.dumps(line) + "\n"
+                line.setdefault("binary", {})[name] = base64.b64encode(content).decode()
+        return line
 
     def __contains__(self, name: str) -> bool:
         return name in self.files
@@ -120,27 +118,28 @@ def read(folder: Path) -> dict[str, Record]:
     return {case: Record.from_line(line) for case, line in read_lines(folder / FILE).items()}
 
 
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Lock a folder against other processes that do the same."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def change(
+    path: Path, new: Mapping[str, dict[str, Any] | None], *, in_order: bool = False
+) -> list[dict[str, Any]]:
+    """Add lines to a file of results or records, or replace those of the same cases; None removes
+    one. Returns all lines. The folder is locked meanwhile, so several processes may do this at the
+    same time, and the file is replaced as a whole, so a crash leaves the old one or the new one."""
+    lock = os.open(path.parent, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        merged = {**read_lines(path), **new}
+        lines = {case: line for case, line in merged.items() if line is not None}
+        found = [lines[case] for case in (sorted(lines) if in_order else lines)]
+        write_atomically(path, "".join(json.dumps(line) + "\n" for line in found))
     finally:
-        os.close(descriptor)
+        os.close(lock)
+    return found
 
 
 def put(folder: Path, records: Mapping[str, Record | None]) -> None:
-    """Add these records, or replace those of the same cases; None removes one. The file is replaced
-    as a whole, so that a crash leaves either the old one or the new one."""
-    with locked(folder):
-        lines = {case: json.dumps(v) + "\n" for case, v in read_lines(folder / FILE).items()}
-        for case, record in records.items():
-            lines.pop(case, None)
-            if record is not None:
-                lines[case] = record.to_line(case)
-        write_atomically(folder / FILE, "".join(lines[case] for case in sorted(lines)))
+    """Add these records, or replace those of the same cases; None removes one."""
+    lines = {case: record.to_line(case) if record else None for case, record in records.items()}
+    change(folder / FILE, lines, in_order=True)
 
 
 # The command line --------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ class Interrupt:
     def heed(self) -> None:
         """Stop if a signal was received. To be called between runs, when everything is saved."""
         if self.received:
-            message = f"{self.received}: all is saved; run the same command to go on"
+            message = f"{self.received}: all is saved; run the same command to resume"
             raise TrainingError(message, code=INTERRUPTED)
 
 

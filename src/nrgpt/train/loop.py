@@ -168,8 +168,10 @@ class Trainer:
                     self.save(to_save)
                 if stop and not last:
                     name = self.interrupt.received or "a signal to another process"
-                    message = f"{name}: saved at step {self.step}; run the same command to go on"
-                    raise TrainingError(message, code=INTERRUPTED)
+                    raise TrainingError(
+                        f"{name}: saved at iteration {self.step}; run the same command to resume",
+                        code=INTERRUPTED,
+                    )
             self.finish()
         finally:
             for member in self.members:
@@ -251,18 +253,18 @@ class Trainer:
         common = set.intersection(*saved)
         if any(saved) and not common:
             raise ValueError(
-                "the runs to be packed have no checkpoint of the same step; resume them one by one "
-                "(nrgpt train ... --to FOLDER)"
+                "the runs to be packed have no checkpoint of the same iteration; resume them one "
+                "by one (nrgpt train ... --to FOLDER)"
             )
         for member in self.members if common else ():
             path = member.folder / max(common)
             self.load(member, path)
             if self.where.is_first:
-                print(f"going on from {path} (step {self.step})")
+                print(f"resuming from {path} (iteration {self.step})")
         if not self.where.agree(self.step):
             raise ValueError(
-                f"the processes find checkpoints of different steps in {self.members[0].run}: all "
-                "nodes must see the same run folder"
+                f"the processes find checkpoints of different iterations in {self.members[0].run}: "
+                "all nodes must see the same run folder"
             )
 
     def load(self, member: Member, path: Path) -> None:
@@ -321,4 +323,5 @@ class Trainer:
         self.load(member, path)
         member.state |= {"rollbacks": rollbacks, "rate_factor": factor}
         member.report.drop_after(self.step)
-        self.say(f"{failure}: not finite; back to step {self.step}, learning rate x {factor:g}")
+        back = f"back to iteration {self.step}, learning rate x {factor:g}"
+        self.say(f"{failure}: not finite; {back}")

@@ -24,7 +24,7 @@ COMMIT = "NRGPT_COMMIT"
 
 
 class Report:
-    """Writes metrics.jsonl, the screen and, if asked, to TensorBoard and Weights & Biases."""
+    """Reports to metrics.jsonl, the screen and, if asked, TensorBoard and Weights & Biases."""
 
     def __init__(self, run: Path, cfg: TrainConfig, step: int, quiet: bool, show: bool = True):
         """A ``quiet`` report does nothing; one that does not ``show`` leaves the screen alone."""
@@ -68,7 +68,7 @@ class Report:
         status = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
         self.progress.update(self.task, completed=step, status=status)
         if self.show and not console.is_terminal:
-            console.print(f"step {step:6d}  {status}", highlight=False, soft_wrap=True)
+            console.print(f"iteration {step:6d}  {status}", highlight=False, soft_wrap=True)
         if self.tensorboard is not None:
             for name, value in values.items():
                 self.tensorboard.add_scalar(name, value, step)

@@ -38,8 +38,8 @@ class Failure:
 
     def __str__(self) -> str:
         if math.isfinite(self.loss + self.norm):
-            return f"step {self.step}: loss or gradient of another process"
-        return f"step {self.step}: loss {self.loss:g}, gradient norm {self.norm:g}"
+            return f"iteration {self.step}: loss or gradient of another process"
+        return f"iteration {self.step}: loss {self.loss:g}, gradient norm {self.norm:g}"
 
 
 @dataclasses.dataclass(frozen=True)
