@@ -1,14 +1,12 @@
 """Three ways to compute an update: plain, recorded as a CUDA graph, and packed.
 
-The trainer in loop.py sees only the ``Update`` interface, so everything around an update is the
-same for all three.
+All three have the methods of ``Plain``, and the trainer in loop.py uses nothing else of them.
 """
 
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -56,41 +54,18 @@ class Batch:
     """The learning rate of each run, as a share of its largest."""
 
 
-class Update(Protocol):
-    """Holds the models and optimiser states of one or several runs, and updates them."""
-
-    is_deferred: bool
-    """Whether ``failures`` waits for the device. If so, the trainer asks for it only before it
-    writes something."""
-
-    def __call__(self, batch: Batch) -> Tensor:
-        """Update all runs; returns their losses, (runs,)."""
-
-    def failures(self) -> list[Failure | None]:
-        """The first failure of each run since it was loaded."""
-
-    def estimates(self, streams: Streams, seeds: Sequence[int]) -> list[float]:
-        """The mean loss of each run over ``eval_batches`` random batches, without dropout."""
-
-    def model(self, number: int) -> LanguageModel:
-        """The model of one run, to be evaluated."""
-
-    def tensors(self, number: int) -> Tensors:
-        """Weights and optimiser state of one run, as checkpoints hold them."""
-
-    def load(self, number: int, weights: dict[str, Tensor], state: dict[str, Tensor]) -> None:
-        """Load what ``tensors`` returned."""
-
-
 def new_model(cfg: TrainConfig, where: World) -> LanguageModel:
     torch.manual_seed(cfg.seed)
     return LanguageModel(cfg.model).to(where.device)
 
 
 class Plain:
-    """One run with torch's optimisers, in one process or several."""
+    """Holds the model and optimiser state of one run, and updates them: with torch's optimisers, in
+    one process or several. The other kinds of update have the same methods, for several runs."""
 
     is_deferred = False
+    """Whether ``failures`` waits for the device. If so, the trainer calls it only before it writes
+    something."""
 
     def __init__(self, cfgs: Configs, where: World):
         cfg = cfgs[0]
@@ -109,6 +84,7 @@ class Plain:
         self.failure: Failure | None = None
 
     def __call__(self, batch: Batch) -> Tensor:
+        """Make an update; returns the losses of all runs, (runs,)."""
         torch.manual_seed(batch.seeds[0])
         loss, norm = self.gradients(batch)
         if self.where.any(not torch.isfinite(loss + norm)):
@@ -138,23 +114,28 @@ class Plain:
         return total, checkpoint.gathered(norm)
 
     def failures(self) -> list[Failure | None]:
+        """The first failure of each run since it was loaded."""
         return [self.failure]
 
     def estimates(self, streams: Streams, seeds: Sequence[int]) -> list[float]:
+        """The mean loss of each run over ``eval_batches`` random batches, without dropout."""
         cfg, stream = self.cfg, streams.together
         sizes = {"batches": cfg.eval_batches, "size": cfg.batch}
         with autocast(cfg, self.where.device):
             return [estimated_loss(self.own, stream, seed=seeds[0], **sizes)]
 
     def model(self, number: int) -> LanguageModel:
+        """The model of one run, for evaluation."""
         return self.own
 
     def tensors(self, number: int) -> Tensors:
+        """Weights and optimiser state of one run, as checkpoints hold them."""
         # The weights come first, because FSDP shards them again only when they are asked for.
         weights = checkpoint.model_tensors(self.own)
         return weights, checkpoint.optimiser_tensors(self.own, self.optimisers)
 
     def load(self, number: int, weights: dict[str, Tensor], state: dict[str, Tensor]) -> None:
+        """Load what ``tensors`` returned."""
         checkpoint.load_model_tensors(self.own, weights)
         checkpoint.load_optimiser_tensors(self.own, self.optimisers, state)
         self.failure = None
@@ -229,7 +210,7 @@ class Recorded(Packed):
     Python number, which would then be the same at every replay."""
 
 
-def choose_update(cfgs: Configs, where: World) -> Callable[[Configs, World], Update]:
+def choose_update(cfgs: Configs, where: World) -> type[Plain | Packed]:
     """The update for these runs. Raises a ValueError if they ask for what cannot be combined."""
     cfg = cfgs[0]
     if len(cfgs) > 1:
