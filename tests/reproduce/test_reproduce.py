@@ -233,14 +233,14 @@ def test_a_run_that_diverges_is_a_row_without_a_loss(tmp_path, monkeypatch):
     def diverges(cfg, run):
         (run / "environment.json").write_text('{"commit": null, "gpu": null}')
         (run / "metrics.jsonl").write_text("")
-        raise TrainingError("step 3: loss nan", DIVERGED)
+        raise TrainingError("iteration 3: loss nan", DIVERGED)
 
     case = debug_cases(seeds=1)
     monkeypatch.setattr(training, "train", diverges)
     run = tmp_path / "runs" / "reproduce" / "to" / "s0"
     run.mkdir(parents=True)
     (row,) = common.carry_out(case, tmp_path / "to")
-    assert row["error"] == "step 3: loss nan"
+    assert row["error"] == "iteration 3: loss nan"
     assert tables.grouped([row], "model") == {}
     assert "s0" in tables.failures([row])
     assert common.carry_out(case, tmp_path / "to") == [row]

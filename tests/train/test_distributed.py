@@ -82,14 +82,14 @@ def test_a_signal_to_one_process_stops_all_and_they_go_on(tmp_path, parallel):
             time.sleep(0.05)
         os.kill(worker_of(agent.pid, rank=1), signal.SIGTERM)
         _, said = agent.communicate(timeout=120)
-    assert b"saved at step" in said
+    assert b"saved at iteration" in said
     newest, faults = newest_valid(tmp_path / "run" / "checkpoints")
     assert newest is not None
     assert not faults
     stopped_at = int(newest.name.removeprefix("step-"))
     assert 20 <= stopped_at < 400
     done = run(*torchrun(2, *arguments, "iterations=420", "--to", "run"))
-    assert f"(step {stopped_at})" in done.stdout
+    assert f"(iteration {stopped_at})" in done.stdout
 
 
 def worker_of(agent, rank):
@@ -128,7 +128,7 @@ def test_a_nan_in_one_process_sends_all_back(tmp_path):
     script.write_text(NAN_ON_ONE)
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = run(*start, str(script))
-    assert "back to step 6, learning rate x 0.5" in done.stderr
+    assert "back to iteration 6, learning rate x 0.5" in done.stderr
     assert json.loads((tmp_path / "run" / "result.json").read_text())["rollbacks"] == 1
     assert all(torch.isfinite(w).all() for w in weights(tmp_path / "run").values())
 

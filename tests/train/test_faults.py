@@ -25,9 +25,9 @@ def test_a_signal_saves_and_the_same_command_goes_on(tmp_path, number):
         process.send_signal(number)
         _, said = process.communicate(timeout=60)
     assert process.returncode == 75
-    assert f"{number.name}: saved at step" in said
+    assert f"{number.name}: saved at iteration" in said
     done = run_cli(*arguments)
-    assert "going on from" in done.stdout
+    assert "resuming from" in done.stdout
     run_cli(*arguments[:-1], "other")
     assert same(final_weights(tmp_path / "run"), final_weights(tmp_path / "other"))
 
@@ -86,7 +86,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(tmp_path):
     done = run_cli(*arguments)
     assert "damaged checkpoint set aside" in done.stdout
     assert "step-00000060/model.safetensors" in done.stdout.replace("\n", "")
-    assert "(step 40)" in done.stdout
+    assert "(iteration 40)" in done.stdout
     assert same(final_weights(tmp_path / "run"), expected)
 
 
@@ -167,8 +167,8 @@ def test_a_checkpoint_of_bad_weights_is_not_gone_back_to(tmp_path, capfd):
     assert result["step"] == 8
     assert 2 <= result["rollbacks"] < 20
     said = capfd.readouterr().err
-    assert said.count("back to step 0") >= 2
-    assert "back to step 1" not in said
+    assert said.count("back to iteration 0") >= 2
+    assert "back to iteration 1" not in said
     assert (tmp_path / "run" / "checkpoints" / "not-finite-step-00000001").is_dir()
 
 

@@ -28,7 +28,7 @@ def test_a_run_split_anywhere_equals_the_uninterrupted_one(tmp_path, overrides, 
     assert cfg.model.dropout > 0
     loop.train(cfg, tmp_path / "whole")
     stop_at(monkeypatch, 5)
-    with pytest.raises(TrainingError, match="saved at step 5"):
+    with pytest.raises(TrainingError, match="saved at iteration 5"):
         loop.train(cfg, tmp_path / "split")
     monkeypatch.undo()
     loop.train(cfg, tmp_path / "split")

@@ -128,8 +128,7 @@ def test_weights_side_by_side_and_back():
     parts = [weights["a"].mT.contiguous().mT, weights["b"], weights["c"]]
     buffer = flat.joined(parts)
     assert buffer.shape == (2, flat.size) == (2, 48)
-    assert all(
-        torch.equal(*pair) for pair in zip(flat.views(buffer), weights.values(), strict=True)
-    )
+    views = flat.views(buffer)
+    assert all(torch.equal(views[name], weight) for name, weight in weights.items())
     assert buffer.count_nonzero() == 2 * (15 + 1 + 16)
     assert torch.equal(flat.joined(parts[:1]), buffer[:, :16])

@@ -78,13 +78,13 @@ def test_a_run_that_diverges_does_not_stop_the_others(tmp_path, monkeypatch):
 
     def diverges(cfg, folder):
         if cfg.seed == 0:
-            raise TrainingError("step 3: loss nan", DIVERGED)
+            raise TrainingError("iteration 3: loss nan", DIVERGED)
         return original(cfg, folder)
 
     monkeypatch.setattr(sweep, "train", diverges)
     rows = run("seed=0,1", folder=tmp_path / "s")
     assert [row["seed"] for row in rows] == ["1", "0"]
-    assert rows[1]["error"] == "step 3: loss nan"
+    assert rows[1]["error"] == "iteration 3: loss nan"
 
 
 def test_a_search_remembers_its_trials(tmp_path):

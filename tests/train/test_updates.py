@@ -210,7 +210,7 @@ def test_stopped_and_continued(tmp_path, monkeypatch):
     _, whole = cfgs, [tmp_path / f"whole-{n}" for n in range(3)]
     loop.train_packed(cfgs, whole)
     stop_at(monkeypatch, 7)
-    with pytest.raises(TrainingError, match="saved at step 7"):
+    with pytest.raises(TrainingError, match="saved at iteration 7"):
         loop.train_packed(cfgs, runs)
     monkeypatch.undo()
     loop.train(cfgs[0], tmp_path / "packed-0")  # one of them alone, to its end
@@ -260,7 +260,9 @@ def test_a_recorded_run_goes_back_with_a_smaller_rate(tmp_path, monkeypatch):
     monkeypatch.setattr(loop.Trainer, "say", lambda self, text: said.append(text))
     result = loop.train(cfg, tmp_path / "run")
     assert (result["step"], result["rollbacks"]) == (12, 1)
-    assert said[0].startswith("step 7: loss nan, gradient norm nan: not finite; back to step 5")
+    assert said[0].startswith(
+        "iteration 7: loss nan, gradient norm nan: not finite; back to iteration 5"
+    )
     steps = [entry["step"] for entry in losses(tmp_path / "run")]
     assert steps == [3, 6, 9, 12, 12]
     assert newest_state(tmp_path / "run")["rate_factor"] == 0.5

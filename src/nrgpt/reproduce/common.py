@@ -1,12 +1,12 @@
-"""What the experiments share: cases, one record for each finished run, tables and figures.
+"""What the experiments share: cases, and one record for each finished run.
 
     TO/results.jsonl            a row for each run: labels, counts, losses, FLOPs, seconds, commit
     TO/records.jsonl            its config, environment, result, metrics (thinned), samples ...
-    TO/wall_time.jsonl          what each call took
+    TO/wall_time.jsonl          how long each call took
     runs/reproduce/NAME/CASE/   the run folder itself, with checkpoints; git ignores it
 
-A case that has a row is done, wherever its checkpoints are. Figures and tables need the records
-alone.
+A case with a row and a record is done, even if its checkpoints are gone. Figures and tables are
+made from rows and records alone.
 """
 
 import dataclasses
@@ -22,27 +22,26 @@ from typing import Any
 import numpy as np
 
 from ..check import check_choice
-from ..files import write_atomically
+from ..model.flops import flops_per_token
 from ..train.config import TrainConfig
 from ..train.overrides import override, replace
 from ..train.report import environment, read_metrics
-from ..train.speed import training_flops_per_token
-from .records import Record, locked, put, read, read_lines
+from .records import Record, change, put, read, read_lines
 from .tables import Row
 from .training import FAILED, refuse_other_configuration, screen, train_all
 
 KEPT = ("config.json", "environment.json", "result.json", "samples.txt", FAILED)
 LINES = 50
-"""Most lines of metrics.jsonl that a record keeps beside those with a validation loss."""
+"""How many lines of metrics.jsonl a record keeps, besides those with a validation loss."""
 
 
 @dataclass(frozen=True)
 class Case:
     name: str
-    """Of its folders."""
+    """Also that of its run folder."""
     cfg: TrainConfig
     labels: Mapping[str, Any]
-    """What figures and tables group it by; they stand in its row."""
+    """Fields of its row, for figures and tables to group by."""
 
     def changed(self, assignments: Sequence[str]) -> "Case":
         return dataclasses.replace(self, cfg=override(self.cfg, assignments))
@@ -55,44 +54,40 @@ class Case:
 
 
 def suffix_of(recipe: str) -> str:
-    """Of the presets of a recipe."""
+    """What the names of a recipe's presets end with."""
     check_choice("recipe", recipe, ["ours", "paper"])
     return "_paper" if recipe == "paper" else ""
 
 
 Measure = Callable[[Case, Path, Record], Row]
-"""(case, run folder, record) -> further fields of its row. It may add small files to the record,
-for figures that need more than numbers."""
-
-
-def nothing_more(case: Case, run: Path, record: Record) -> Row:
-    return {}
+"""(case, run folder, record) -> further fields of its row. It may also add small files to the
+record, for figures that need more than numbers."""
 
 
 def carry_out(
     cases: Sequence[Case],
     to: Path,
-    measure: Measure = nothing_more,
+    measure: Measure = lambda *_: {},
     *,
     processes: int = 1,
     plots_only: bool = False,
     forget: bool = False,
 ) -> list[Row]:
-    """Train and record what has no record yet; returns all rows there are, earlier ones too.
-    ``forget`` deletes the checkpoints of what is on record: hundreds of runs may fill a disk."""
+    """Train and record the cases that have no record yet; returns all rows, old and new. ``forget``
+    deletes checkpoints once their run is on record, since hundreds of runs may fill a disk."""
     rows = read_rows(to)
     if plots_only:
         if not rows:
             raise ValueError(f"{to} has no results.jsonl to draw from; leave out --plots-only")
         return rows
     to.mkdir(parents=True, exist_ok=True)
-    tempfile.TemporaryFile(dir=to).close()  # better now than after hours of training
+    tempfile.TemporaryFile(dir=to).close()  # if this cannot be written to, fail before training
     known, with_row = read(to), {row["case"] for row in rows}
     missing = {}
     for case in cases:
         if case.name in known and case.name in with_row:
             refuse_other_configuration(case.cfg, known[case.name], f"{case.name} in {to}")
-        else:  # a row whose record was removed is to be made again
+        else:  # also if there is a row, but its record was removed
             missing[case.name] = case
             run = run_folder(to, case.name)
             refuse_other_configuration(case.cfg, Record.of(run, KEPT), str(run))
@@ -114,7 +109,6 @@ def carry_out(
 
 
 def run_folder(to: Path, case: str) -> Path:
-    """With the checkpoints, as long as they are there."""
     return Path("runs") / "reproduce" / to.name / case
 
 
@@ -123,17 +117,12 @@ def read_rows(to: Path) -> list[Row]:
 
 
 def put_rows(to: Path, rows: Iterable[Row]) -> list[Row]:
-    """Write these rows into the file, in place of those of the same cases; returns all. Other
-    processes may do so at the same time: the folder is locked meanwhile."""
-    with locked(to):
-        found = {row["case"]: row for row in [*read_rows(to), *rows]}
-        text = "".join(json.dumps(row) + "\n" for row in found.values())
-        write_atomically(to / "results.jsonl", text)
-    return list(found.values())
+    """Add these rows to the file, or replace those of the same cases; returns all."""
+    return change(to / "results.jsonl", {row["case"]: row for row in rows})
 
 
 def keep_record(case: Case, run: Path, to: Path, measure: Measure, packed: int) -> Row:
-    """The row, still to be written; its record is."""
+    """Write the record of a run; returns its row, which is still to be written."""
     record, timed = Record.of(run, KEPT), with_seconds(read_metrics(run), case.cfg)
     text = "".join(json.dumps(entry) + "\n" for entry in thinned(timed))
     record.files["metrics.jsonl"] = text.encode()
@@ -145,19 +134,18 @@ def keep_record(case: Case, run: Path, to: Path, measure: Measure, packed: int) 
 
 
 DISTURBED = 1.5
-"""An interval that took so many times the usual one held more than training."""
+"""An interval this many times as long as usual held more than training."""
 
 
 def usual_speed(entries: Sequence[Row]) -> float:
-    """Tokens per second that a quarter of the lines surpass."""
+    """Tokens per second: the upper quartile over the lines."""
     speeds = [entry["tokens_per_second"] for entry in entries if "tokens_per_second" in entry]
     return float(np.quantile(speeds, 0.75)) if speeds else 0.0
 
 
 def with_seconds(entries: Sequence[Row], cfg: TrainConfig) -> list[Row]:
-    """Every line with the seconds of training up to it, without evaluations and checkpoints. An
-    interval in which something was compiled, or another process held the machine, counts as a
-    usual one."""
+    """Each line with the seconds of training so far, without evaluations and checkpoints. An
+    interval that was disturbed, by compilation or by another process, counts like a usual one."""
     usual, tokens = usual_speed(entries), cfg.log_every * cfg.batch * cfg.model.context
     seconds, timed = 0.0, []
     for entry in entries:
@@ -169,18 +157,21 @@ def with_seconds(entries: Sequence[Row], cfg: TrainConfig) -> list[Row]:
 
 
 def thinned(entries: Sequence[Row]) -> list[Row]:
-    plain = [entry for entry in entries if "val_loss" not in entry]
-    every = -(-len(plain) // LINES) if plain else 1
-    kept = {id(entry) for entry in plain[every - 1 :: every]}
-    return [entry for entry in entries if "val_loss" in entry or id(entry) in kept]
+    plain = [n for n, entry in enumerate(entries) if "val_loss" not in entry]
+    every = max(1, -(-len(plain) // LINES))
+    kept = set(plain[every - 1 :: every])
+    return [entry for n, entry in enumerate(entries) if "val_loss" in entry or n in kept]
+
+
+FROM_RESULT = ("best_step", "val_loss_full", "val_loss_full_least_context", "rollbacks")
 
 
 def facts(cfg: TrainConfig, record: Record, timed: Sequence[Row]) -> Row:
-    """What every experiment's rows hold. Estimates are means over random windows, the last one's
-    and the best one's; val_loss_full is over every token of the split, at the last iteration."""
+    """The fields that rows of all experiments have. train_loss, val_loss and best_val_loss are
+    estimates over random windows; val_loss_full counts every token of the split, at the end."""
     origin = record.read("environment.json")
     tokens = cfg.iterations * cfg.batch * cfg.model.context
-    together = cfg.batch // cfg.accumulation
+    flops = flops_per_token(cfg.model, batch=cfg.batch // cfg.accumulation)
     row: Row = {
         "seed": cfg.seed,
         "width": cfg.model.width,
@@ -189,25 +180,20 @@ def facts(cfg: TrainConfig, record: Record, timed: Sequence[Row]) -> Row:
         "lr": cfg.optimiser.lr,
         "iterations": cfg.iterations,
         "tokens": tokens,
-        "training_flops": tokens * training_flops_per_token(cfg.model, together),
+        "training_flops": tokens * flops,
         "commit": origin["commit"],
         "gpu": origin["gpu"],
     }
     if FAILED in record:
         return row | record.read(FAILED)
     result = record.read("result.json")
-    estimates = [entry for entry in timed if "val_loss" in entry]
+    counts, last = result["parameters"], [entry for entry in timed if "val_loss" in entry][-1]
     row |= {
-        "parameters": result["parameters"]["total"],
-        "parameters_tied": result["parameters"]["tied"],
-        "parameters_untied": result["parameters"]["untied"],
-        "train_loss": estimates[-1]["train_loss"],
-        "val_loss": estimates[-1]["val_loss"],
+        "parameters": counts["total"],
+        **{f"parameters_{name}": counts[name] for name in ("tied", "untied")},
+        **{name: last[name] for name in ("train_loss", "val_loss")},
         "best_val_loss": result["best_val_loss_estimate"],
-        "best_step": result["best_step"],
-        "val_loss_full": result["val_loss_full"],
-        "val_loss_full_least_context": result["val_loss_full_least_context"],
-        "rollbacks": result["rollbacks"],
+        **{name: result[name] for name in FROM_RESULT},
         "seconds": timed[-1]["seconds"],
     }
     if "listops" in result:
@@ -217,7 +203,7 @@ def facts(cfg: TrainConfig, record: Record, timed: Sequence[Row]) -> Row:
 
 
 def note_wall_time(to: Path, runs: int, processes: int, seconds: float) -> None:
-    """The whole of a call, up to where it was stopped: training, evaluation, all around."""
+    """Record how long a whole call took, or how long it ran until it was stopped."""
     screen.print(f"{runs:,} runs took {seconds:,.0f} s of wall time, {processes} at a time")
     origin = environment()
     entry = {"runs": runs, "processes": processes, "seconds": round(seconds, 1)}

@@ -1,6 +1,8 @@
-"""The paper's two figures of energies: 30 steps with eta = 1, and 100 steps with a free eta, each
-for 64 tokens of the validation split, with ||x|| beside them: where x grows, g slows down whether
-or not anything has converged."""
+"""The paper's two figures of energies: 30 steps with eta = 1, and 100 steps with a free eta.
+
+Each shows 64 tokens of the validation split. ||x|| is drawn beside the energies, because g slows
+down where x grows, whether or not anything has converged.
+"""
 
 import dataclasses
 import io
@@ -25,7 +27,7 @@ from .tables import Column, Row, failures, grouped, of_first, table, write_text
 TOKENS = 64
 FILE = "trajectory.npz"
 BESIDE = ("size", "move", "loss", "idx")
-"""What is kept beside the energies."""
+"""Arrays of a trajectory that are kept beside the energies."""
 
 OURS: dict[str, Any] = {
     "data.listops.numbers": 10, "data.listops.modulus": 10, "model.vocab_size": 17,
@@ -36,14 +38,13 @@ OURS: dict[str, Any] = {
 OURS_BY_STEPS: dict[int, dict[str, Any]] = {
     30: {"iterations": 10_000, "optimiser.lr": 1e-3, "optimiser.muon_lr": 0.005},
     100: {
-        "iterations": 8_000,
-        "optimiser.lr": 1e-3,
-        "optimiser.muon_lr": 0.002,
+        "iterations": 8_000, "optimiser.lr": 1e-3, "optimiser.muon_lr": 0.002,
         "model.rate_scale": 0.05,
     },
-}
-"""The deeper, the smaller the rates: at the recipe's own, 30 steps learn nothing before these have
-decayed to a third, since x grows in proportion to steps and weights (experiments/energy)."""
+}  # fmt: skip
+"""Deeper models need smaller learning rates, because x grows with the number of steps and with the
+weights. At the recipe's own rates a model of 30 steps learns nothing until they have decayed to a
+third (experiments/energy)."""
 
 QUICK: dict[str, Any] = {
     "iterations": 40, "optimiser.warmup": 5, "batch": 8, "model.width": 16, "model.context": 64,
@@ -69,7 +70,8 @@ def cases(recipe: str = "ours", seeds: int = 1, quick: bool = False) -> list[Cas
 
 
 def measure(case: Case, run: Path, record: Record) -> Row:
-    """Watch the tokens in double precision (late steps change little), and keep what is drawn."""
+    """Follow the tokens in double precision, since late steps change little, and keep what the
+    figure needs."""
     loaded = load_run(run, case.cfg.iterations, device=device_named("auto"))
     length = min(TOKENS, case.cfg.model.context)
     tokens = torch.from_numpy(loaded.dataset().tokens("val").read(0, length + 1))
@@ -104,7 +106,7 @@ def reproduce(cases: Sequence[Case], to: Path, **options: Any) -> list[Path]:
 
 
 def watched(record: Record) -> Trajectory:
-    """What ``measure`` kept, as the figure takes it."""
+    """The trajectory that ``measure`` kept, for the figure."""
     with np.load(io.BytesIO(record.files[FILE])) as arrays:
         tensors = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
     fields: dict[str, Any] = dict.fromkeys(field.name for field in dataclasses.fields(Trajectory))
@@ -116,20 +118,18 @@ def watched(record: Record) -> Trajectory:
 
 def energy_table(rows: Sequence[Row], orders: Mapping[str, float]) -> str:
     columns: dict[str, Column] = {
-        "run": of_first("case"),
-        "eta": of_first("rate"),
-        "iterations": of_first("iterations", "{:,}"),
-        "accuracy (95 % interval)": lambda own: (
-            "{accuracy:.1%} ({interval[0]:.1%} - {interval[1]:.1%})".format(**own[0])
+        "run": of_first("{case}"),
+        "eta": of_first("{rate}"),
+        "iterations": of_first("{iterations:,}"),
+        "accuracy (95 % interval)": of_first(
+            "{accuracy:.1%} ({interval[0]:.1%} - {interval[1]:.1%})"
         ),
-        "tokens that end lower": lambda own: "{lower_at_the_end:.0%} of {watched_tokens}".format(
-            **own[0]
-        ),
-        "steps that raise an energy": of_first("rising_steps", "{:.1%}"),
-        "the same, second half": of_first("rising_late_steps", "{:.1%}"),
-        "last step's share": of_first("last_change", "{:.2%}"),
+        "tokens that end lower": of_first("{lower_at_the_end:.0%} of {watched_tokens}"),
+        "steps that raise an energy": of_first("{rising_steps:.1%}"),
+        "the same, second half": of_first("{rising_late_steps:.1%}"),
+        "last step's share": of_first("{last_change:.2%}"),
         "settling order": lambda own: f"{orders[own[0]['case']]:.2f}",
-        "mean ‖x‖": lambda own: "{size_first:.1f} → {size_last:.1f}".format(**own[0]),
+        "mean ‖x‖": of_first("{size_first:.1f} → {size_last:.1f}"),
     }
     said = (
         "# Energies over the steps\n\nThe first tokens of the validation split, over the steps "

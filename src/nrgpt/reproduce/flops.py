@@ -1,14 +1,13 @@
-"""The paper's appendix on FLOPs, from the formulas, each checked against PyTorch's counter."""
+"""The paper's appendix on FLOPs: the parts of each model, and the whole by PyTorch's counter."""
 
 import json
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from ..language_model import LanguageModel
 from ..model.config import ModelConfig
-from ..model.flops import flops_per_token, parts_per_step
+from ..model.flops import block_of_shapes, flops_per_token, parts_per_step
 from ..train.presets import CERTIFIED, MODELS, PRESETS, paper_model
 from ..train.speed import counted_flops_per_token
 from .tables import Column, Row, markdown, of_first, table, write_text
@@ -28,8 +27,7 @@ FULL_RUNS = (
 
 
 def models(sizes: dict[str, int]) -> dict[str, ModelConfig]:
-    """The recurrent models of the paper at one size, and two of ours (the first is the yardstick:
-    RGPT-parallel, which the paper compares with)."""
+    """The paper's recurrent models at one size, and two of ours. Ratios are to the first."""
     sizes = {**LARGE, **sizes}
     heads = 4 if sizes["heads"] == 1 else sizes["heads"]
     ours = {**sizes, "heads": heads}
@@ -47,61 +45,42 @@ def rows_of(size: str) -> list[Row]:
     rows: list[Row] = []
     for name, cfg in models(SIZES[size]).items():
         parts = parts_per_step(cfg, cfg.context)
-        with torch.device("meta"):
-            groups = LanguageModel(cfg).parameter_counts().groups
-        outside = ("tokens", "positions", "final_norm", "head", "head_bias")
         row: Row = {
             "size": size,
             "model": name,
-            "block_parameters": sum(n for group, n in groups.items() if group not in outside),
+            "block_parameters": sum(p.numel() for p in block_of_shapes(cfg).parameters()),
             "attention": parts["attention"],
             "feedforward": parts["feedforward"],
             "block": sum(parts.values()),
             "block_causal": sum(parts_per_step(cfg, cfg.context, causal=True).values()),
             "training": flops_per_token(cfg),
         }
-        for key in ("attention", "feedforward", "block", "block_causal"):
-            row[f"{key}_ratio"] = row[key] / (rows[0][key] if rows else row[key])
-        row["per_parameter"] = row["block"] / row["block_parameters"]
-        row["per_parameter_ratio"] = row["per_parameter"] / (rows or [row])[0]["per_parameter"]
-        row["parameter_ratio"] = row["block_parameters"] / (rows or [row])[0]["block_parameters"]
-        row["counter"] = counted_flops_per_token(cfg) / row["training"]
         rows.append(row)
+        for key in ("attention", "feedforward", "block", "block_causal"):
+            row[f"{key}_ratio"] = row[key] / rows[0][key]
+        row["per_parameter"] = row["block"] / row["block_parameters"]
+        row["per_parameter_ratio"] = row["per_parameter"] / rows[0]["per_parameter"]
+        row["parameter_ratio"] = row["block_parameters"] / rows[0]["block_parameters"]
+        row["counter"] = counted_flops_per_token(cfg) / row["training"]
     return rows
 
 
-def full_runs() -> list[Row]:
-    """The OpenWebText runs as a whole."""
-    rows = []
-    for name in FULL_RUNS:
-        cfg = PRESETS[name]()
-        with torch.device("meta"):
-            counts = LanguageModel(cfg.model).parameter_counts()
-        tokens = cfg.iterations * cfg.batch * cfg.model.context
-        training = flops_per_token(cfg.model, batch=cfg.batch // cfg.accumulation)
-        rows.append(
-            {
-                "preset": name,
-                "tied": counts.tied,
-                "untied": counts.untied,
-                "training": training,
-                "tokens": tokens,
-                "total": training * tokens,
-            }
-        )
-    return rows
+def full_run(preset: str) -> Row:
+    """A whole run on OpenWebText."""
+    cfg = PRESETS[preset]()
+    with torch.device("meta"):
+        counts = LanguageModel(cfg.model).parameter_counts()
+    tokens = cfg.iterations * cfg.batch * cfg.model.context
+    training = flops_per_token(cfg.model, batch=cfg.batch // cfg.accumulation)
+    row = {"preset": preset, "tied": counts.tied, "untied": counts.untied, "training": training}
+    return {**row, "tokens": tokens, "total": training * tokens}
 
 
 def reproduce(to: Path) -> list[Path]:
     rows = [row for size in SIZES for row in rows_of(size)]
-    runs = full_runs()
+    runs = [full_run(preset) for preset in FULL_RUNS]
     text = "".join(json.dumps(row) + "\n" for row in [*rows, *runs])
     return [write_text(to / "results.jsonl", text), write_text(to / "flops.md", page(rows, runs))]
-
-
-def with_ratio(key: str, form: str = ",.0f", ratio: str | None = None) -> Column:
-    text = f"{{{key}:{form}}} (x {{{ratio or key + '_ratio'}:.2f}})"
-    return lambda own: text.format(**own[0])
 
 
 def in_units(key: str, unit: float, form: str) -> Column:
@@ -109,16 +88,16 @@ def in_units(key: str, unit: float, form: str) -> Column:
 
 
 PARTS: dict[str, Column] = {
-    "model": of_first("model"),
-    "parameters of the block": with_ratio("block_parameters", ",", "parameter_ratio"),
-    "attention": with_ratio("attention"),
-    "feed-forward": with_ratio("feedforward"),
-    "block": with_ratio("block"),
-    "block / parameters": with_ratio("per_parameter", ".2f"),
-    "counter": of_first("counter", "{:.6f}"),
+    "model": of_first("{model}"),
+    "parameters of the block": of_first("{block_parameters:,} (x {parameter_ratio:.2f})"),
+    "attention": of_first("{attention:,.0f} (x {attention_ratio:.2f})"),
+    "feed-forward": of_first("{feedforward:,.0f} (x {feedforward_ratio:.2f})"),
+    "block": of_first("{block:,.0f} (x {block_ratio:.2f})"),
+    "block / parameters": of_first("{per_parameter:.2f} (x {per_parameter_ratio:.2f})"),
+    "counter": of_first("{counter:.6f}"),
 }
 WHOLE: dict[str, Column] = {
-    "preset": of_first("preset"),
+    "preset": of_first("{preset}"),
     "tied": in_units("tied", 1e6, "{:.1f}M"),
     "untied": in_units("untied", 1e6, "{:.1f}M"),
     "training, GFLOP per token": in_units("training", 1e9, "{:.3f}"),
@@ -143,43 +122,35 @@ def page(rows: list[Row], runs: list[Row]) -> str:
 
 def corrections(rows: list[Row]) -> str:
     """What the paper's appendix says, beside what the counts say."""
-    found: dict[tuple[str, str], Any] = {(row["size"], row["model"]): row for row in rows}
+    found = {(row["size"], row["model"]): row for row in rows}
     one, twelve = "OpenWebText, 1 head", "OpenWebText"
-    ff1, ff2w = "NRGPT FF1, 4D, full rank", "NRGPT FF2W, full rank"
-    wide = "NRGPT FF1, 8D, full rank"
-
-    def ratio(size: str, model: str, key: str) -> str:
-        return f"{found[size, model][f'{key}_ratio']:.2f}"
-
-    def three(size: str, key: str) -> str:
-        return ", ".join(ratio(size, model, key) for model in (ff1, wide, ff2w))
-
+    ff1, wide, ff2w = (f"NRGPT {kind}, full rank" for kind in ("FF1, 4D", "FF1, 8D", "FF2W"))
     low = "NRGPT FF2W, low rank, 12 heads"
-    low_rank = ratio(twelve, low, "block")
-    lines = [
-        [
-            '"anywhere from 1-2x the FLOP cost of an equivalent RecGPT at constant parameters"',
-            f"FF1 4D, FF1 8D, FF2W: {three(one, 'block')} with one head (width 768), but "
-            f"{three(twelve, 'block')} with the 12 full-rank heads of the OpenWebText runs "
-            f"({three(twelve, 'block_causal')} if the kernel skips what the mask hides). Per "
-            f"parameter of the block: {three(one, 'per_parameter')} and "
-            f"{three(twelve, 'per_parameter')}. Low-rank heads bring FF2W to {low_rank}, per "
-            f"parameter {ratio(twelve, low, 'per_parameter')}.",
-        ],
-        [
-            '"for a single head ... approximately the same", "slightly fewer FLOPs"',
-            f"{ratio('ListOps', ff2w, 'attention')} (ListOps), "
-            f"{ratio('Shakespeare', ff2w, 'attention')} (Shakespeare), "
-            f"{ratio(one, ff2w, 'attention')} (width 768): markedly fewer, since keys and values "
-            "are g itself and need no projection.",
-        ],
-        [
-            '"for multiple heads however, NRGPT costs more"',
-            f"{ratio(twelve, ff2w, 'attention')} times with 12 heads.",
-        ],
-        [
-            '"always ~2x the FLOP count of a standard transformer\'s FF of the same width"',
-            f"FF1 4D, FF1 8D, FF2W: {three(twelve, 'feedforward')}.",
-        ],
-    ]
-    return "\n## What the paper says\n\n" + markdown(["paper", "counted"], lines)
+
+    def ratio(key: str, size: str, *models: str) -> str:
+        return ", ".join(f"{found[size, model][f'{key}_ratio']:.2f}" for model in models)
+
+    three = (ff1, wide, ff2w)
+    lines = {
+        '"anywhere from 1-2x the FLOP cost of an equivalent RecGPT at constant parameters"': (
+            f"FF1 4D, FF1 8D, FF2W: {ratio('block', one, *three)} with one head (width 768), but "
+            f"{ratio('block', twelve, *three)} with the 12 full-rank heads of the OpenWebText runs "
+            f"({ratio('block_causal', twelve, *three)} if the kernel skips what the mask hides). "
+            f"Per parameter of the block: {ratio('per_parameter', one, *three)} and "
+            f"{ratio('per_parameter', twelve, *three)}. Low-rank heads bring FF2W to "
+            f"{ratio('block', twelve, low)}, per parameter {ratio('per_parameter', twelve, low)}."
+        ),
+        '"for a single head ... approximately the same", "slightly fewer FLOPs"': (
+            f"{ratio('attention', 'ListOps', ff2w)} (ListOps), "
+            f"{ratio('attention', 'Shakespeare', ff2w)} (Shakespeare), "
+            f"{ratio('attention', one, ff2w)} (width 768): markedly fewer, since keys and values "
+            "are g itself and need no projection."
+        ),
+        '"for multiple heads however, NRGPT costs more"': (
+            f"{ratio('attention', twelve, ff2w)} times with 12 heads."
+        ),
+        '"always ~2x the FLOP count of a standard transformer\'s FF of the same width"': (
+            f"FF1 4D, FF1 8D, FF2W: {ratio('feedforward', twelve, *three)}."
+        ),
+    }
+    return "\n## What the paper says\n\n" + markdown(["paper", "counted"], lines.items())

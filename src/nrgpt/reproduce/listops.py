@@ -1,4 +1,4 @@
-"""The paper's figure of transitions on ListOps: how large must a model be to learn it?"""
+"""The paper's figure of transitions: how large must a model be to learn ListOps?"""
 
 from collections.abc import Sequence
 from itertools import product
@@ -21,9 +21,10 @@ MODELS = {
     "ff2w": ("nrgpt_ff2w", 4, "NRGPT FF2W", "C1"),
     "rgpt-parallel": ("rgpt_parallel", 4, "RGPT-parallel", "black"),
 }
-"""Preset's model and hidden factor, title and colour. (The paper's appendix found FF1 to compete
-with 8 D only.)"""
+"""Model of the preset, hidden factor, title and colour. (In the paper's appendix FF1 competes only
+with a hidden size of 8 D.)"""
 LABELS = ("recipe", "modulus", "answers")
+LINES = (("training", "train_loss", "s", "--"), ("validation", "val_loss", "o", "-"))
 
 QUICK: dict[str, Any] = {
     "iterations": 60, "batch": 16, "model.context": 32, "log_every": 20, "eval_every": 60,
@@ -33,7 +34,7 @@ QUICK: dict[str, Any] = {
 
 
 def widths_of(recipe: str) -> tuple[int, ...]:
-    """Our recipe has 4 heads, which must divide the width: the paper's widths, rounded."""
+    """The paper's widths. Ours are rounded to multiples of 4, the number of heads."""
     if recipe == "paper":
         return LISTOPS_WIDTHS
     return tuple(dict.fromkeys(4 * round(width / 4) for width in LISTOPS_WIDTHS))
@@ -85,7 +86,7 @@ def transition_of(rows: Sequence[Row], count: str = "parameters") -> Transition 
 
 
 def transition_figure(rows: Sequence[Row], title: str) -> Any:
-    """Accuracies with their fits and the transitions (stars) above, losses below."""
+    """Above: accuracies, their fits and the transitions (stars). Below: losses."""
     models = [name for name in MODELS if grouped(rows, "model").get((name,))]
     figure = new_figure(3.6 * len(models) + 0.6, 6.4)
     axes = figure.subplots(2, len(models), squeeze=False, sharex=True, sharey="row")
@@ -98,8 +99,7 @@ def transition_figure(rows: Sequence[Row], title: str) -> Any:
             draw_transition(above, transition, sizes)
         above.axhline(LEVEL, color="grey", linewidth=0.8, linestyle=":")
         above.set(title=heading, xscale="log", ylim=(-0.03, 1.03))
-        for label, marker, style in (("training", "s", "--"), ("validation", "o", "-")):
-            key = "train_loss" if label == "training" else "val_loss"
+        for label, key, marker, style in LINES:
             below.plot(sizes, [row[key] for row in own], marker, color=colour, alpha=0.3)
             below.plot(*means(own, "parameters", key), style, color=colour, label=label)
         below.set(xlabel="parameters", xscale="log")
@@ -123,35 +123,28 @@ def draw_transition(axis: Any, transition: Transition, sizes: np.ndarray) -> Non
         axis.annotate(
             f"{transition.parameters:,.0f}",
             (transition.parameters, LEVEL),
-            (-8, 8),  # above what smaller models reach: nothing else is there
+            (-8, 8),  # smaller models stay below the level, so this place is free
             textcoords="offset points",
             horizontalalignment="right",
         )
-
-
-def accuracy_of_largest(rows: list[Row]) -> str:
-    sizes = accuracies(rows)
-    return spread(sizes[max(sizes)], 3)
-
-
-def seeds_of(rows: list[Row]) -> str:
-    return " or ".join(map(str, sorted({len(own) for own in accuracies(rows).values()})))
 
 
 def transition_table(rows: Sequence[Row]) -> str:
     """One line for each model and task."""
     groups, order = grouped(rows, *LABELS, "model"), list(MODELS).index
     columns: dict[str, Column] = {
-        "recipe": of_first("recipe"),
-        "modulo": of_first("modulus"),
-        "answers": of_first("answers"),
+        "recipe": of_first("{recipe}"),
+        "modulo": of_first("{modulus}"),
+        "answers": of_first("{answers}"),
         "model": lambda own: MODELS[own[0]["model"]][2],
         "80 % at (95 % interval)": lambda own: transition_of(own) or "too few sizes",
         "the same, untied": lambda own: transition_of(own, "parameters_untied") or "too few sizes",
         "80 % by interpolation": lambda own: shown(interpolated(accuracies(own))),
-        "accuracy of the largest": accuracy_of_largest,
-        "seeds": seeds_of,
-        "iterations": of_first("iterations", "{:,}"),
+        "accuracy of the largest": lambda own: spread(list(accuracies(own).values())[-1], 3),
+        "seeds": lambda own: " or ".join(
+            map(str, sorted({len(seeds) for seeds in accuracies(own).values()}))
+        ),
+        "iterations": of_first("{iterations:,}"),
     }
     said = (
         "# ListOps transitions\n\nParameters at which a logistic fit of the accuracy crosses "

@@ -2,9 +2,9 @@
 
     {"case": NAME, "files": {"config.json": {...}, "metrics.jsonl": [...], "samples.txt": "..."}}
 
-A JSON file is stored as its value if writing that value gives the same bytes, other text as a
-string, anything else as base64 under "binary". Unpacked files are identical to what was packed.
-Lines are sorted by name, so that packing the same files again changes nothing.
+A JSON file is stored as its value if writing that value gives the same bytes; other text is stored
+as a string, and anything else as base64 under "binary". Unpacking gives back the same bytes. Lines
+are sorted by name, so that packing the same files again changes nothing.
 
     python -m nrgpt.reproduce.records list FOLDER            the runs, and the files of each
     python -m nrgpt.reproduce.records unpack FOLDER          FOLDER/runs/NAME/...
@@ -18,7 +18,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -36,7 +36,7 @@ FORMATS: dict[str, tuple[Callable[[str], Any], Callable[[Any], str]]] = {
         lambda value: "".join(json.dumps(entry) + "\n" for entry in value),
     ),
 }
-"""How files of a suffix are read, and how the package writes them."""
+"""How to read and write the contents of a file, by its suffix."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Record:
 
     @classmethod
     def of(cls, run: Path, names: Iterable[str] | None = None) -> "Record":
-        """The files of a folder, or those of these names that it has."""
+        """All files of a folder, or those of the given names that exist."""
         wanted = [path.name for path in run.iterdir()] if names is None else names
         return cls({name: (run / name).read_bytes() for name in wanted if (run / name).exists()})
 
@@ -59,22 +59,20 @@ class Record:
             files[name] = text.encode()
         return cls(files)
 
-    def to_line(self, case: str) -> str:
-        texts: dict[str, Any] = {}
-        binary = {}
+    def to_line(self, case: str) -> dict[str, Any]:
+        line: dict[str, Any] = {"case": case, "files": {}}
         for name, content in sorted(self.files.items()):
             try:
-                texts[name] = value_of(name, content.decode())
+                line["files"][name] = value_of(name, content.decode())
             except UnicodeDecodeError:
-                binary[name] = base64.b64encode(content).decode()
-        line = {"case": case, "files": texts} | ({"binary": binary} if binary else {})
-        return json.dumps(line) + "\n"
+                line.setdefault("binary", {})[name] = base64.b64encode(content).decode()
+        return line
 
     def __contains__(self, name: str) -> bool:
         return name in self.files
 
     def read(self, name: str) -> Any:
-        """What a .json or .jsonl file says."""
+        """The contents of a .json or .jsonl file."""
         return FORMATS[Path(name).suffix][0](self.files[name].decode())
 
     def write(self, folder: Path) -> None:
@@ -84,7 +82,7 @@ class Record:
 
 
 def value_of(name: str, text: str) -> Any:
-    """What stands for a text file in its line."""
+    """How a text file is stored in its line."""
     if Path(name).suffix in FORMATS:
         parse, write = FORMATS[Path(name).suffix]
         with contextlib.suppress(ValueError):
@@ -95,7 +93,7 @@ def value_of(name: str, text: str) -> Any:
 
 
 def read_lines(path: Path) -> dict[str, dict[str, Any]]:
-    """The lines of a file of results or records, by case; none if there is no such file."""
+    """The lines of a file of results or records, by case. A file that is missing has none."""
     lines = path.read_bytes().splitlines() if path.exists() else []
     found = [parse_line(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
     return {line["case"]: line for line in found}
@@ -120,27 +118,28 @@ def read(folder: Path) -> dict[str, Record]:
     return {case: Record.from_line(line) for case, line in read_lines(folder / FILE).items()}
 
 
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """No other process that asks for the same lock changes the folder meanwhile."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def change(
+    path: Path, new: Mapping[str, dict[str, Any] | None], *, in_order: bool = False
+) -> list[dict[str, Any]]:
+    """Add lines to a file of results or records, or replace those of the same cases; None removes
+    one. Returns all lines. The folder is locked meanwhile, so several processes may do this at the
+    same time, and the file is replaced as a whole, so a crash leaves the old one or the new one."""
+    lock = os.open(path.parent, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        merged = {**read_lines(path), **new}
+        lines = {case: line for case, line in merged.items() if line is not None}
+        found = [lines[case] for case in (sorted(lines) if in_order else lines)]
+        write_atomically(path, "".join(json.dumps(line) + "\n" for line in found))
     finally:
-        os.close(descriptor)
+        os.close(lock)
+    return found
 
 
 def put(folder: Path, records: Mapping[str, Record | None]) -> None:
-    """Add these records, in place of those of the same cases; None removes one. The file is
-    replaced as a whole: a crash leaves the old one or the new one."""
-    with locked(folder):
-        lines = {case: json.dumps(v) + "\n" for case, v in read_lines(folder / FILE).items()}
-        for case, record in records.items():
-            lines.pop(case, None)
-            if record is not None:
-                lines[case] = record.to_line(case)
-        write_atomically(folder / FILE, "".join(lines[case] for case in sorted(lines)))
+    """Add these records, or replace those of the same cases; None removes one."""
+    lines = {case: record.to_line(case) if record else None for case, record in records.items()}
+    change(folder / FILE, lines, in_order=True)
 
 
 # The command line --------------------------------------------------------------------------------
@@ -160,7 +159,7 @@ def pack(folder: Path, runs: Annotated[list[Path] | None, typer.Argument()] = No
     """Add the files of these folders (default: FOLDER/runs/*) to the records, and delete them."""
     runs = runs or sorted(path for path in (folder / "runs").glob("*") if path.is_dir())
     for path in (path for run in runs for path in run.iterdir() if not path.is_file()):
-        raise typer.BadParameter(f"{path} is no file: only what a record keeps can be packed")
+        raise typer.BadParameter(f"{path} is not a file: a record can hold nothing else")
     packed = {run.name: Record.of(run) for run in runs}
     put(folder, packed)
     on_disk = read(folder)
@@ -168,7 +167,7 @@ def pack(folder: Path, runs: Annotated[list[Path] | None, typer.Argument()] = No
         if on_disk[run.name] == packed[run.name]:
             shutil.rmtree(run)
         else:
-            raise RuntimeError(f"{run} was changed meanwhile, and is kept")
+            raise RuntimeError(f"{run} has been changed meanwhile, and is kept")
     print(f"{len(packed):,} of {len(on_disk):,} records in {folder / FILE} are new or replaced")
 
 
@@ -181,7 +180,7 @@ def unpack(folder: Path, to: Path | None = None) -> None:
 
 @app.command()
 def remove(folder: Path, cases: list[str]) -> None:
-    """Forget these records: `nrgpt reproduce` will make them again."""
+    """Remove these records. `nrgpt reproduce` will make them again."""
     if missing := [case for case in cases if case not in read(folder)]:
         raise typer.BadParameter(f"no record of {', '.join(missing)}")
     put(folder, dict.fromkeys(cases))

@@ -1,6 +1,7 @@
 """Shakespeare's characters: losses against parameters, the table of best configurations, whether
-models overfit in long training, and our recipe against baselines that have it too."""
+models overfit in long training, and our recipe for NRGPT and for baselines."""
 
+import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -16,21 +17,10 @@ from ..train.overrides import replace
 from ..train.presets import GRIDS, MODELS, PRESETS
 from ..train.runs import load_run
 from ..train.speed import autocast
-from . import texts
+from . import tables, texts
 from .common import Case, carry_out, suffix_of
 from .records import Record, read
-from .tables import (
-    Column,
-    Row,
-    failures,
-    grouped,
-    means,
-    of_first,
-    spread,
-    spread_of,
-    table,
-    write_text,
-)
+from .tables import Column, Row, grouped, means, of_first, spread, spread_of, write_text
 
 TITLES = {
     "gpt": "GPT",
@@ -51,7 +41,7 @@ SCALING: dict[str, dict[str, Any]] = {
     "ours": {"model.steps": 8, "iterations": 4_000},
     "paper": {"model.steps": 8, "model.heads": 1},
 }
-"""Ours with half of its usual iterations: 65 epochs, when wide models are about to overfit."""
+"""Ours with half of its usual iterations, 65 epochs, after which wide models begin to overfit."""
 
 LONG: dict[str, dict[str, Any]] = {
     "ours": {"model.width": 256, "model.steps": 6, "iterations": 20_000, "eval_every": 500},
@@ -60,21 +50,22 @@ LONG: dict[str, dict[str, Any]] = {
         "eval_every": 1_000,
     },
 }  # fmt: skip
-"""For all models alike: ours 326 epochs, the paper's 653 at the sizes of its largest row."""
+"""The same for all models: 326 epochs in our recipe, 653 in the paper's, there at the size of the
+largest row of its table."""
 
 OURS = {
     "small": {"nrgpt_ff2w": 128, "nrgpt_certified": 136, "rgpt_parallel": 128, "gpt": 48},
     "wide": {"nrgpt_ff2w": 256, "nrgpt_certified": 256, "rgpt_parallel": 256, "gpt": 96},
 }
-"""Widths for at most a quarter of a million parameters, and for at most one million."""
+"""Widths that give at most a quarter of a million parameters, and at most one million."""
 REGULARISED: dict[str, dict[str, Any]] = {
     "small": {},
     "wide": {"model.heads": 8, "model.dropout": 0.15},
 }
-"""What these sizes change in the recipe: of the dropouts tried at this width, the better one."""
+"""Changes to the recipe at these sizes. (The dropout is the better one of those tried.)"""
 LEARNED_ALPHA = {"model.learn_alpha": True}
-"""For the certified model. Descent is proved as long as no alpha is negative, which only the
-trained model can tell: its row says whether the certificate holds."""
+"""For the certified model. Its energy provably falls as long as no alpha is negative. Alpha is
+learned, so the row of each run says whether the certificate holds."""
 
 QUICK: dict[str, Any] = {
     "iterations": 30, "optimiser.warmup": 5, "batch": 4, "model.context": 32, "log_every": 10,
@@ -83,7 +74,7 @@ QUICK: dict[str, Any] = {
 
 
 def cases(recipe: str = "ours", seeds: int = 3, quick: bool = False) -> list[Case]:
-    """All parts; ``ours`` is there for our recipe only, and ``table`` for the paper's."""
+    """All parts. Only our recipe has the parts ``ours_...``, and only the paper's has ``table``."""
     suffix = suffix_of(recipe)
     found: list[Case] = []
 
@@ -97,14 +88,13 @@ def cases(recipe: str = "ours", seeds: int = 3, quick: bool = False) -> list[Cas
         name = f"{part}-{recipe}-{kind}-w{cfg.model.width}{rate}"
         found.extend(Case(name, cfg, labels).with_seeds(seeds))
 
+    rates: dict[str, dict[str, Any]] = {"": {}}
+    if recipe == "paper":
+        rates = {f"-lr{lr:g}": {"optimiser.lr": lr} for lr in RATES}
     for kind in MODELS:
-        for width in WIDTHS:
-            changes = {"model.width": width, **SCALING[recipe]}
-            if recipe == "ours":
-                plan("scaling", kind, changes)
-                continue
-            for lr in RATES:
-                plan("scaling", kind, {**changes, "optimiser.lr": lr}, f"-lr{lr:g}")
+        for width, rate in itertools.product(WIDTHS, rates):
+            changes = {"model.width": width, **SCALING[recipe], **rates[rate]}
+            plan("scaling", kind, changes, rate)
         plan("long", kind, LONG[recipe])
         if recipe == "paper":
             plan("table", kind, {})
@@ -116,7 +106,7 @@ def cases(recipe: str = "ours", seeds: int = 3, quick: bool = False) -> list[Cas
 
 
 def measure(case: Case, run: Path, record: Record, *, quick: bool) -> Row:
-    """The whole split at the best checkpoint too; texts where a table has their metrics."""
+    """The loss on the whole split at the best checkpoint, and texts for parts with text metrics."""
     device = device_named("auto")
     best = load_run(run, device=device)
     loss = record.read("result.json")["val_loss_full"]
@@ -154,9 +144,9 @@ def reproduce(
 
 
 def scaling_figure(rows: Sequence[Row], recipe: str) -> Any:
-    """Dots: all runs. Lines: at each size, the learning rate with the least mean validation loss
-    over its seeds, and what it has on the training data. On the right, who overfits: at equal
-    training loss, whose validation loss is lower?"""
+    """Dots: all runs. Lines: at each size, the learning rate with the lowest mean validation loss.
+    The panel on the right shows which models overfit: those with the higher validation loss at
+    equal training loss."""
     figure = new_figure(15, 4.2)
     from matplotlib.ticker import MaxNLocator
 
@@ -188,25 +178,24 @@ def scaling_figure(rows: Sequence[Row], recipe: str) -> Any:
 
 
 def in_order(groups: dict[tuple[Any, ...], list[Row]]) -> list[tuple[tuple[Any, ...], list[Row]]]:
-    """Groups that begin with a model, as TITLES lists them."""
+    """Groups whose first label is a model, in the order of TITLES."""
     order = list(TITLES).index
     return sorted(groups.items(), key=lambda group: (order(group[0][0]), *group[0][1:]))
 
 
 def best_configurations(rows: Sequence[Row]) -> list[Row]:
-    """Of each size, the runs of the learning rate that is best on average."""
+    """For each size, the runs with the learning rate that is best on average."""
 
     def mean_loss(runs: list[Row]) -> float:
         return statistics.fmean(row["val_loss_full_best"] for row in runs)
 
     sizes = grouped(rows, "parameters").values()
-    best = [min(grouped(own, "lr").values(), key=mean_loss) for own in sizes]
-    return [row for runs in best for row in runs]
+    return [row for own in sizes for row in min(grouped(own, "lr").values(), key=mean_loss)]
 
 
 def overfitting_figure(rows: Sequence[Row], records: Mapping[str, Record]) -> Any:
-    """Estimates over the iterations, and one against the other. A wide GPT's validation loss leaves
-    the picture: where the others differ is what it shows."""
+    """Estimates over the iterations, and validation against training loss. The limits show where
+    most models differ; the validation loss of a wide GPT leaves the picture."""
     figure = new_figure(15, 4.2)
     left, middle, right = figure.subplots(1, 3)
     groups = in_order(grouped(rows, "model"))
@@ -227,7 +216,7 @@ def overfitting_figure(rows: Sequence[Row], records: Mapping[str, Record]) -> An
     right.set(title="validation against training", xlabel="training loss")
     for axis in (middle, right):
         axis.set_ylim(least - 0.05, least + 0.6)
-    right.invert_xaxis()  # in the direction of time
+    right.invert_xaxis()  # so that time runs to the right
     for axis in (left, middle, right):
         axis.grid(alpha=0.25)
     left.legend(frameon=False)
@@ -239,13 +228,11 @@ def loss_table(rows: Sequence[Row], part: str, recipe: str) -> str:
     measured = [row for row in rows if "metrics" in row]
     columns: dict[str, Column] = {
         "model": lambda own: TITLES[own[0]["model"]],
-        "D": of_first("width"),
-        **{name: of_first(name) for name in ("heads", "steps", "lr", "iterations")},
-        **{name: of_first(f"parameters_{name}", "{:,}") for name in ("tied", "untied")},
-        "seeds": len,
-        "training, estimate": spread_of("train_loss"),
-        "validation, estimate": spread_of("val_loss"),
-        "validation, whole split": spread_of("val_loss_full"),
+        "D": of_first("{width}"),
+        **{name: of_first(f"{{{name}}}") for name in ("heads", "steps", "lr", "iterations")},
+        "tied": of_first("{parameters_tied:,}"),
+        "untied": of_first("{parameters_untied:,}"),
+        **tables.LOSSES,
         "whole split, best checkpoint": spread_of("val_loss_full_best"),
         "gap of the estimates": lambda own: spread(
             [row["val_loss"] - row["train_loss"] for row in own]
@@ -269,4 +256,4 @@ def loss_table(rows: Sequence[Row], part: str, recipe: str) -> str:
         said += f"Not measured here: {', '.join(missing)}.\n\n" if missing else "\n\n"
     people = texts.people(measured, len(columns))
     lines = [own for _, own in in_order(groups)]
-    return said + table(columns, lines, *people) + failures(rows)
+    return said + tables.table(columns, lines, *people) + tables.failures(rows)

@@ -1,5 +1,5 @@
-"""Text at scale: the models of the paper's OpenWebText tables on any prepared text, the same tokens
-for all; and what the paper's own run would cost."""
+"""The models of the paper's OpenWebText tables, on the same tokens of any prepared text; and what
+the paper's own run would cost."""
 
 import dataclasses
 import statistics
@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..data.shards import Dataset
@@ -22,21 +23,10 @@ from ..train.presets import PRESETS
 from ..train.report import read_metrics
 from ..train.runs import load_run
 from ..train.speed import autocast
-from . import texts
+from . import tables, texts
 from .common import Case, Measure, carry_out, put_rows, run_folder, suffix_of, usual_speed
 from .records import Record, put, read
-from .tables import (
-    Column,
-    Row,
-    failures,
-    grouped,
-    markdown,
-    of_first,
-    spread,
-    spread_of,
-    table,
-    write_text,
-)
+from .tables import Column, Row, grouped, markdown, of_first, spread, write_text
 from .training import screen
 
 ROWS = {
@@ -46,17 +36,18 @@ ROWS = {
     "RGPT-parallel, as many parameters": "owt_rgpt_parallel_equal_parameters",
     "NRGPT FF2W, as many parameters": "owt_nrgpt_ff2w_equal_parameters",
 }
-"""The paper's rows: three of equal width, and two with as many parameters (tied) as GPT."""
+"""The rows of the paper's tables: three of equal width, and two with as many (tied) parameters as
+GPT."""
 COLOURS = dict(zip(ROWS, ("black", "C3", "C1", "C3", "C1"), strict=True))
 
 BATCH = 16
-"""Sequences of an update, a thirtieth of the paper's: for tens of millions of tokens, more updates
-serve better than larger ones."""
+"""Sequences of an update, a thirtieth of the paper's: with tens of millions of tokens, more updates
+are better than larger ones."""
 RATE = 3e-3
-"""AdamW's part of our recipe at this batch, for all models (experiments/text_rates)."""
+"""AdamW's learning rate in our recipe at this batch size (experiments/text_rates)."""
 GPUS = 8
 QUESTIONS = 50
-"""Of each subject of MMLU: 2,850 in all, enough to tell chance from knowledge."""
+"""Per subject of MMLU, 2,850 in all: enough to tell knowledge from chance."""
 
 QUICK: dict[str, Any] = {
     "batch": 4, "model.context": 32, "model.steps": 3, "model.heads": 4,
@@ -67,8 +58,8 @@ QUICK: dict[str, Any] = {
 def cases(
     data: Path, recipe: str = "ours", seeds: int = 1, tokens: int = 100_000_000, quick: bool = False
 ) -> list[Case]:
-    """``data`` is a prepared dataset. Every model sees ``tokens`` tokens, in the same order for the
-    same seed."""
+    """``data`` is a prepared dataset. Models of the same seed see the same ``tokens`` tokens in the
+    same order."""
     suffix, found = suffix_of(recipe), []
     for title, preset in ROWS.items():
         changes = {"data.folder": str(data), "batch": BATCH, "accumulation": 1, "graph": True}
@@ -94,7 +85,7 @@ def cases(
 def measure(
     case: Case, run: Path, record: Record, *, held_out: Path | None, mmlu: Path | None, quick: bool
 ) -> Row:
-    """Bits per byte, the held-out dataset, MMLU, and texts to measure and to read side by side."""
+    """Bits per byte, the loss on the held-out dataset, MMLU, and texts to measure and to show."""
     device = device_named("auto")
     loaded = load_run(run, case.cfg.iterations, device=device)
     result = record.read("result.json")
@@ -116,24 +107,24 @@ def measure(
 def completed(
     row: Row, cases: Sequence[Case], to: Path, wanted: Sequence[str], measured: Measure
 ) -> Row:
-    """A run on record is measured again if something wanted was not then, and can be now."""
+    """Measure a run on record again if its row lacks something and its checkpoints still exist."""
     lacks = [name for name in wanted if name not in row]
-    own = [case for case in cases if case.name == row["case"]]
-    if not lacks or not own or "error" in row:
+    case = next((case for case in cases if case.name == row["case"]), None)
+    if not lacks or case is None or "error" in row:
         return row
-    run = run_folder(to, row["case"])
+    run = run_folder(to, case.name)
     if not any((run / "checkpoints").glob("step-*")):
-        said = f"{row['case']}: on record without {', '.join(lacks)}, and {run} has no checkpoint"
+        said = f"{case.name}: on record without {', '.join(lacks)}, and {run} has no checkpoint"
         screen.print(said, highlight=False, soft_wrap=True)
         return row
-    record = read(to)[row["case"]]
-    row = row | measured(own[0], run, record)
-    put(to, {row["case"]: record})
+    record = read(to)[case.name]
+    row = row | measured(case, run, record)
+    put(to, {case.name: record})
     return row
 
 
 def check_mmlu(cases: Sequence[Case], folder: Path) -> None:
-    """What would fail after training had better fail before."""
+    """Find out before training whether the questions can be asked."""
     subjects_of(["mmlu"], folder)
     for data in {str(case.cfg.data.folder) for case in cases}:
         try:
@@ -143,7 +134,7 @@ def check_mmlu(cases: Sequence[Case], folder: Path) -> None:
 
 
 def in_bits(loss: SplitLoss, dataset: Dataset) -> dict[str, Any]:
-    """The loss of a dataset's whole validation split, also per unit of text."""
+    """The loss on a dataset's whole validation split, also in bits per byte or character."""
     bits = bits_of_text(loss, dataset.tokens("val"), dataset.tokenizer)
     named = {} if bits is None else {"unit": bits.unit, "bits": bits.per_unit}
     return {"bits": None, **dataclasses.asdict(loss), **named, "dataset": dataset.folder.name}
@@ -161,7 +152,7 @@ def reproduce(
     **options: Any,
 ) -> list[Path]:
     if held_out is not None and not options.get("plots_only"):
-        Dataset.open(held_out)  # before hours of training
+        Dataset.open(held_out)  # fails now, not after hours of training
     if mmlu is not None:
         check_mmlu(cases, mmlu)
     measured = partial(measure, held_out=held_out, mmlu=mmlu, quick=quick)
@@ -171,8 +162,7 @@ def reproduce(
         again = [completed(row, cases, to, wanted, measured) for row in rows]
         rows = put_rows(to, [new for new, row in zip(again, rows, strict=True) if new is not row])
     rows = texts.with_metrics(rows, to, judge, quick)
-    order = list(ROWS).index
-    rows = sorted(rows, key=lambda row: (order(row["model"]), row["seed"]))
+    rows = sorted(rows, key=lambda row: (list(ROWS).index(row["model"]), row["seed"]))
     files = []
     for (recipe,) in grouped(rows, "recipe"):
         own = [row for row in rows if row["recipe"] == recipe]
@@ -183,8 +173,8 @@ def reproduce(
 
 
 def curves(rows: Sequence[Row], records: Mapping[str, Record]) -> Any:
-    """Losses against tokens, FLOPs and seconds: validation (estimates), and faintly those of the
-    batches, whose tokens are the same for all models."""
+    """Losses against tokens, FLOPs and seconds: estimates on validation data, and faintly the
+    losses of the batches, which are the same for all models."""
     figure = new_figure(13, 4)
     axes = figure.subplots(1, 3, sharey=True)
     first = {model: own[0] for (model,), own in grouped(rows, "model").items()}
@@ -198,18 +188,15 @@ def curves(rows: Sequence[Row], records: Mapping[str, Record]) -> Any:
             ("loss", {"alpha": 0.3, "linewidth": 0.8}),
         ):
             own = [entry for entry in entries if key in entry]
-            shares = [entry["step"] / row["iterations"] for entry in own]
-            xs = (
-                [share * row["tokens"] for share in shares],
-                [share * row["training_flops"] for share in shares],
-                [entry["seconds"] for entry in own],
-            )
+            losses = [entry[key] for entry in own]
+            shares = np.array([entry["step"] / row["iterations"] for entry in own])
+            seconds = [entry["seconds"] for entry in own]
+            xs = (shares * row["tokens"], shares * row["training_flops"], seconds)
             label = row["model"] if row is first[row["model"]] and key == "val_loss" else None
             for axis, x in zip(axes, xs, strict=True):
-                losses = [entry[key] for entry in own]
                 axis.plot(x, losses, style, color=COLOURS[row["model"]], label=label, **look)
     losses = [loss for line in axes[0].lines for loss in line.get_ydata()]
-    if losses:  # the first updates, from 11 nats on, would take all the room
+    if losses:  # without limits, the first updates (11 nats) would take up all the room
         axes[0].set_ylim(min(losses) - 0.1, min(losses) + 3)
     names = ("tokens", "FLOPs of training", "seconds of training")
     for axis, name in zip(axes, names, strict=True):
@@ -225,24 +212,21 @@ def loss_table(rows: Sequence[Row], recipe: str) -> str:
     measured = [row for row in rows if "metrics" in row]
     outside = [row for row in measured if "held_out" in row]
     columns: dict[str, Column] = {
-        "model": of_first("model"),
-        "D": of_first("width"),
-        "heads": of_first("heads"),
-        "steps": of_first("steps"),
+        "model": of_first("{model}"),
+        "D": of_first("{width}"),
+        "heads": of_first("{heads}"),
+        "steps": of_first("{steps}"),
         "tied": lambda own: f"{own[0]['parameters_tied'] / 1e6:.2f}M",
         "untied": lambda own: f"{own[0]['parameters_untied'] / 1e6:.2f}M",
-        "seeds": len,
-        "training, estimate": spread_of("train_loss"),
-        "validation, estimate": spread_of("val_loss"),
-        "validation, whole split": spread_of("val_loss_full"),
+        **tables.LOSSES,
         "bits per byte or character": lambda own: (
             spread([row["bits"] for row in own]) if own[0]["bits"] is not None else "-"
         ),
     }
     if outside:
         columns["held out, whole split"] = held_out_of
-    columns["training FLOPs"] = of_first("training_flops", "{:.3g}")
-    columns["seconds"] = of_first("seconds", "{:,.0f}")
+    columns["training FLOPs"] = of_first("{training_flops:.3g}")
+    columns["seconds"] = of_first("{seconds:,.0f}")
     if any("mmlu" in row for row in rows):
         columns["MMLU ± standard error (chance: 25 %)"] = mmlu_of
     columns |= texts.metric_columns(measured)
@@ -256,7 +240,7 @@ def loss_table(rows: Sequence[Row], recipe: str) -> str:
         names = sorted({row["held_out"]["dataset"] for row in outside})
         said += f"Held out: {', '.join(names)}, of which nothing was trained on.\n\n"
     people, groups = texts.people(measured, len(columns)), grouped(rows, "model").values()
-    return said + table(columns, groups, *people) + failures(rows)
+    return said + tables.table(columns, groups, *people) + tables.failures(rows)
 
 
 def held_out_of(rows: Sequence[Row]) -> str:
@@ -265,7 +249,7 @@ def held_out_of(rows: Sequence[Row]) -> str:
 
 
 def mmlu_of(rows: Sequence[Row]) -> str:
-    """Of all seeds' answers."""
+    """Over the answers of all seeds."""
     asked = [row["mmlu"]["overall"] for row in rows if "mmlu" in row]
     if not asked:
         return "-"
@@ -274,7 +258,7 @@ def mmlu_of(rows: Sequence[Row]) -> str:
 
 
 def side_by_side(rows: Sequence[Row]) -> str:
-    """Texts of each model, begun from nothing, as the paper's figure has them."""
+    """Texts that each model writes without a prompt, as in the paper's figure."""
     own = [runs[0] for runs in grouped(rows, "model").values() if "texts" in runs[0]]
     said = "# Samples\n\nTemperature 0.8, each begun from nothing, the first ones that came.\n\n"
     shown = [
@@ -284,7 +268,7 @@ def side_by_side(rows: Sequence[Row]) -> str:
 
 
 def full_run(rows: Sequence[Row], throughput: float | None) -> str:
-    """What the paper's OpenWebText run takes on 8 GPUs, from tokens per second on one."""
+    """How long the paper's OpenWebText run takes on 8 GPUs, from tokens per second on one."""
     cfg = PRESETS["owt_nrgpt_ff2w_paper"]()
     tokens = cfg.iterations * cfg.batch * cfg.model.context
     on_gpu = [row for row in rows if row["gpu"] is not None]

@@ -1,11 +1,10 @@
-"""Texts of finished runs, and their metrics, as far as a machine has what these need."""
+"""Texts of finished runs, and those of their metrics that this machine can compute."""
 
 import functools
 import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
 
 from ..evaluate.grammar import grammar
 from ..evaluate.samples import human_texts, model_texts
@@ -18,53 +17,43 @@ from .tables import Column, Row
 from .training import screen
 
 FILE = "texts.json"
-T = TypeVar("T")
 
 METRICS = ("perplexity", "gqs_paper", "cosine_similarity", "distinct_1", "distinct_2")
 """The paper's five, in the order of its tables."""
+COUNTED: dict[str, Measure] = {f"distinct_{n}": functools.partial(distinct_n, n=n) for n in (1, 2)}
 
 
-COUNTED: dict[str, Measure] = {
-    "distinct_1": functools.partial(distinct_n, n=1),
-    "distinct_2": functools.partial(distinct_n, n=2),
-}
+def available(loaders: Mapping[str, Callable[[], Measure]]) -> dict[str, Measure]:
+    """The metrics that can be loaded here. The others are left out, with a message."""
+    found = {}
+    for name, load in loaders.items():
+        try:
+            found[name] = load()
+        except ValueError as error:  # a model that cannot be loaded, or a missing package
+            screen.print(f"left out: {error}", highlight=False, soft_wrap=True)
+    return found
 
 
 @functools.cache
 def measures_here(judge: str | None, device: str) -> dict[str, Measure]:
-    """The metrics that need other models; what cannot be had is said, and left out."""
-    return {
-        name: measure
-        for name, load in measures_to_load(judge).items()
-        if (measure := unless_missing(functools.partial(load, device))) is not None
-    }
+    """The metrics that need other models."""
+    loaders = measures_to_load(judge).items()
+    return available({name: functools.partial(load, device) for name, load in loaders})
 
 
-def grammar_here() -> dict[str, Measure]:
-    """The same for grammar, which needs packages of its own."""
-
-    def quality(text: str) -> float:
-        return grammar(text).gqs_paper
-
-    return {} if unless_missing(lambda: quality("word")) is None else {"gqs_paper": quality}
-
-
-def unless_missing(load: Callable[[], T]) -> T | None:
-    try:
-        return load()
-    except ValueError as error:  # a model that cannot be loaded, or a missing package
-        screen.print(f"left out: {error}", highlight=False, soft_wrap=True)
-        return None
+def load_grammar() -> Measure:
+    grammar("word")  # fails if a package is missing
+    return lambda text: grammar(text).gqs_paper
 
 
 def amount(quick: bool) -> tuple[int, int]:
-    """How many texts, of how many words."""
+    """The number of texts, and of words in each."""
     return (2, 10) if quick else (8, 200)
 
 
 def keep_texts(run: Run, record: Record, samples: int, words: int) -> list[str]:
-    """Texts of one length, the model's and people's, in the run's record: they can be measured
-    wherever there is what that needs. Returns the model's."""
+    """Put texts by the model and by people, all of one length, into the run's record, so that they
+    can be measured on any machine. Returns the model's."""
     tokens = run.dataset(verify=False).tokens("val")
     written = model_texts(run, number=samples, words=words)
     read = human_texts(tokens, run.tokenizer, number=samples, words=words)
@@ -74,20 +63,19 @@ def keep_texts(run: Run, record: Record, samples: int, words: int) -> list[str]:
 
 
 def with_metrics(rows: list[Row], to: Path, judge: str | None, quick: bool = False) -> list[Row]:
-    """The rows, also on disk, with the metrics of their texts, as many as can be had here. Rows
-    that have all, by this judge, stay as they are; nobody loses what it had."""
+    """Add the metrics that can be computed here to the rows, also on disk. Rows that have them all,
+    by this judge, stay as they are, and no row loses a metric."""
 
     def lacks(row: Row) -> bool:
-        measured = row.get("metrics", {}).get("model", {})
         by = row.get("metrics_settings", {}).get("judge")
-        is_whole = all(name in measured for name in METRICS)
+        is_whole = all(name in metrics_of(row, "model") for name in METRICS)
         has_texts = FILE in records.get(row["case"], ())
         return has_texts and not (is_whole and (judge is None or by == Path(judge).name))
 
     records = read(to)
     if not any(map(lacks, rows)):
         return rows
-    measures = COUNTED | grammar_here()
+    measures = COUNTED | available({"gqs_paper": load_grammar})
     measures |= {} if quick else measures_here(judge, device_named("auto"))
     changed = [
         measured_again(row, records[row["case"]].read(FILE), measures, judge)
@@ -97,9 +85,10 @@ def with_metrics(rows: list[Row], to: Path, judge: str | None, quick: bool = Fal
 
 
 def measured_again(row: Row, kept: Row, measures: Mapping[str, Measure], judge: str | None) -> Row:
-    """A row with {"metrics": means over texts by whose they are, ...}, new ones over old ones."""
+    """The row with the mean of each metric over the model's texts and over people's. New values
+    replace old ones."""
     found = {who: means(kept[who], measures) for who in ("model", "people")}
-    metrics = {who: row.get("metrics", {}).get(who, {}) | found[who] for who in found}
+    metrics = {who: metrics_of(row, who) | found[who] for who in found}
     is_judged = judge is not None and "perplexity" in found["model"]
     by = Path(str(judge)).name if is_judged else row.get("metrics_settings", {}).get("judge")
     settings = {"samples": len(kept["model"]), "words": kept["words"], "judge": by}
@@ -107,26 +96,26 @@ def measured_again(row: Row, kept: Row, measures: Mapping[str, Measure], judge: 
 
 
 def means(texts: Sequence[str], measures: Mapping[str, Measure]) -> dict[str, float]:
-    """Of each metric, over the texts that have it."""
+    """The mean of each metric, over the texts that have it."""
     found = {}
-    for name in METRICS:
-        values = [measures[name](text) for text in texts] if name in measures else []
-        if known := [value for value in values if value is not None]:
-            found[name] = statistics.fmean(known)
+    for name in filter(measures.__contains__, METRICS):
+        values = [value for text in texts if (value := measures[name](text)) is not None]
+        if values:
+            found[name] = statistics.fmean(values)
     return found
+
+
+def metrics_of(row: Row, who: str) -> dict[str, float]:
+    return row.get("metrics", {}).get(who, {})
 
 
 def columns(rows: list[Row]) -> list[str]:
     """The metrics that all of these rows have."""
-    return [
-        name
-        for name in METRICS
-        if rows and all(name in row.get("metrics", {}).get("model", {}) for row in rows)
-    ]
+    return [m for m in METRICS if rows and all(m in metrics_of(row, "model") for row in rows)]
 
 
 def metric_columns(rows: list[Row]) -> dict[str, Column]:
-    """For tables: the models' means."""
+    """For tables: the means over the models' texts."""
     return {
         heading(name, rows): functools.partial(mean_of, who="model", name=name)
         for name in columns(rows)
@@ -134,19 +123,17 @@ def metric_columns(rows: list[Row]) -> dict[str, Column]:
 
 
 def people(rows: list[Row], number: int) -> list[list[str]]:
-    """The last line of a table with so many columns: people's means, if there are any."""
+    """The last line of a table with ``number`` columns: the means over people's texts, if any."""
     cells = [mean_of(rows, "people", name) for name in columns(rows)]
     return [["people", *[""] * (number - 1 - len(cells)), *cells]] if cells else []
 
 
 def heading(name: str, rows: list[Row]) -> str:
-    judge: Any = rows[0]["metrics_settings"]["judge"]
-    return TITLES[name].format(judge=judge)
+    return TITLES[name].format(judge=rows[0]["metrics_settings"]["judge"])
 
 
 def mean_of(rows: list[Row], who: str, name: str) -> str:
-    all_of = [row.get("metrics", {}).get(who, {}) for row in rows]
-    values = [metrics[name] for metrics in all_of if name in metrics]
+    values = [metrics_of(row, who)[name] for row in rows if name in metrics_of(row, who)]
     if not values:
         return "-"
     mean = sum(values) / len(values)

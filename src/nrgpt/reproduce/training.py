@@ -1,4 +1,4 @@
-"""Training many runs: those of one shape together, several such packs at a time if asked for."""
+"""Train many runs: those of one shape together, as a pack, and several packs at a time if asked."""
 
 import json
 import subprocess
@@ -16,45 +16,42 @@ from ..train import checkpoint
 from ..train.config import BOOKKEEPING, TrainConfig
 from ..train.faults import DIVERGED, INTERRUPTED, Interrupt, TrainingError
 from ..train.loop import train, train_packed
-from ..train.runs import check_config, config_of, differences
-from ..train.updates import shape_of
+from ..train.runs import check_config, config_of, differences, is_finished
+from ..train.updates import by_shape
 from .records import Record
 
 screen = Console()
 SHOWN = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
 
 PACK_BUDGET = 2**28
-"""Most of (runs x tokens of a batch x width x steps) in one pack: what its activations grow with.
-Large models fill a GPU one by one; small ones, together."""
+"""The most that (runs x tokens of a batch x width x steps) may be in one pack: the memory for its
+activations grows with that product."""
 
 FAILED = "failed.json"
-"""In the folder of a run that diverged for good: why. It is a result, and not tried again."""
+"""In the folder of a run that diverged for good: the reason. Such a run is not tried again."""
 
 Pack = list[tuple[TrainConfig, Path]]
 
 
 def is_over(cfg: TrainConfig, run: Path) -> bool:
-    """Whether a run has its result, or none to come."""
-    path = run / "result.json"
-    finished = path.exists() and json.loads(path.read_text())["step"] == cfg.iterations
-    return finished or (run / FAILED).exists()
+    """Whether a run has finished, or diverged for good."""
+    return is_finished(cfg, run) or (run / FAILED).exists()
 
 
 def refuse_other_configuration(cfg: TrainConfig, record: Record, where: str) -> None:
-    """What is there must be the very run that is asked for. Unlike a run that a user goes on with,
-    it may not have another number of iterations: its schedule would be a mixture."""
+    """Raise an error unless a run on record is the one asked for. Its number of iterations counts,
+    too: with another one it would have had another learning-rate schedule."""
     if "config.json" not in record:
         return
-    passed_over, changed = BOOKKEEPING - {"iterations"}, []
-    # The fingerprint of what a finished run was trained on, if it was noted.
+    may_differ, differ = BOOKKEEPING - {"iterations"}, []
+    # The fingerprint of the dataset that a finished run was trained on, if it was noted.
     trained_on = record.read("result.json").get("dataset") if "result.json" in record else None
-    if cfg.data.folder is not None and trained_on is not None:  # wherever it lies now
-        passed_over = passed_over | {"data.folder"}
+    if cfg.data.folder is not None and trained_on is not None:  # its folder may have moved
+        may_differ = may_differ | {"data.folder"}
         if Dataset.open(Path(cfg.data.folder), verify=False).fingerprint != trained_on:
-            changed = [f"{cfg.data.folder} is another dataset than it was trained on"]
-    stored = config_of(record.read("config.json"), where)
-    found = differences(stored, cfg).items()
-    differ = changed + [said for name, said in found if name not in passed_over]
+            differ = [f"{cfg.data.folder} is another dataset than it was trained on"]
+    found = differences(config_of(record.read("config.json"), where), cfg)
+    differ += [said for name, said in found.items() if name not in may_differ]
     if differ:
         raise ValueError(
             f"{where} is of another configuration ({'; '.join(differ)}); choose a folder of "
@@ -63,17 +60,13 @@ def refuse_other_configuration(cfg: TrainConfig, record: Record, where: str) -> 
 
 
 def packs_of(runs: Pack) -> list[Pack]:
-    """Runs by shape, no more in one pack than its budget allows."""
-    groups: dict[str, Pack] = {}
-    for cfg, run in runs:
-        groups.setdefault(repr(shape_of(cfg)), []).append((cfg, run))
-    packs = []
-    for group in groups.values():
-        cfg = group[0][0]
+    """Runs by shape, in packs that stay within the budget."""
+
+    def most(cfg: TrainConfig) -> int:
         weight = cfg.batch * cfg.model.context * cfg.model.width * cfg.model.steps
-        most = max(1, PACK_BUDGET // weight)
-        packs += [group[i : i + most] for i in range(0, len(group), most)]
-    return packs
+        return max(1, PACK_BUDGET // weight)
+
+    return by_shape(runs, most)
 
 
 def can_be_packed(cfgs: Sequence[TrainConfig], runs: Sequence[Path]) -> bool:
@@ -85,8 +78,8 @@ def can_be_packed(cfgs: Sequence[TrainConfig], runs: Sequence[Path]) -> bool:
 
 
 def train_pack(cfgs: Sequence[TrainConfig], runs: Sequence[Path]) -> None:
-    """Train runs of one shape to their ends, together if possible. One that diverges for good says
-    so in its folder, and the others go on."""
+    """Train runs of one shape to the end, together if possible. If one diverges for good, this is
+    noted in its folder, and the others go on."""
     with Interrupt().watching() as interrupt:
         if len(cfgs) > 1 and can_be_packed(cfgs, runs):
             try:
@@ -107,7 +100,7 @@ def train_pack(cfgs: Sequence[TrainConfig], runs: Sequence[Path]) -> None:
 
 
 def train_all(runs: Pack, processes: int) -> Iterator[Pack]:
-    """Train what is not over, and hand out each pack as it ends (first, what was over before)."""
+    """Train all runs that are not over. Yields those that are, then each pack when it is done."""
     over = [(cfg, run) for cfg, run in runs if is_over(cfg, run)]
     if over:
         yield over
@@ -127,8 +120,9 @@ def train_all(runs: Pack, processes: int) -> Iterator[Pack]:
 
 
 def in_processes(packs: list[Pack], processes: int) -> Iterator[Pack]:
-    """A process for each pack, so many at a time. What it says is in RUN/output.txt of its first
-    run. A signal to us is passed on, and we wait until all have saved."""
+    """Train each pack in a process of its own, ``processes`` at a time. Its output goes to
+    RUN/output.txt of its first run. If this process is told to stop, so are the others, and it
+    waits until they have saved."""
     waiting = list(reversed(packs))
     running: dict[subprocess.Popen[bytes], Pack] = {}
     faults = []
@@ -146,10 +140,10 @@ def in_processes(packs: list[Pack], processes: int) -> Iterator[Pack]:
                     if process.returncode == 0:
                         yield pack
                     elif process.returncode != INTERRUPTED:
-                        log = pack[0][1] / "output.txt"
-                        said = f"{pack[0][1].name} ended with {process.returncode}, see {log}"
-                        faults.append(said)
-        finally:  # whatever ends us, nobody goes on unwatched
+                        run = pack[0][1]
+                        said = f"{run.name} ended with {process.returncode}"
+                        faults.append(f"{said}, see {run / 'output.txt'}")
+        finally:  # no process is left behind, whatever happens here
             for process in running:
                 process.terminate()
             for process in running:
@@ -162,7 +156,7 @@ def in_processes(packs: list[Pack], processes: int) -> Iterator[Pack]:
 def start(pack: Pack) -> subprocess.Popen[bytes]:
     for cfg, run in pack:
         run.mkdir(parents=True, exist_ok=True)
-        check_config(cfg, run)  # writes it, for the process to read
+        check_config(cfg, run)  # also writes it, for the process to read
     runs = [str(run) for _, run in pack]
     with (pack[0][1] / "output.txt").open("ab") as log:
         command = [sys.executable, "-m", "nrgpt", "reproduce", "runs", *runs]

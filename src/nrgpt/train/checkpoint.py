@@ -1,13 +1,14 @@
 """Checkpoints: safetensors and JSON in a folder, verified by checksum, written atomically.
 
     RUN/checkpoints/step-00001000/
-      model.safetensors      weights, by the model's own names; loadable alone
+      model.safetensors      weights, by the model's own names; enough to load the model
       optimiser.safetensors  <number of the optimiser>/<parameter>/<state>
-      state.json             step, losses, learning-rate factor, ...
+      state.json             step (the iteration), losses, learning-rate factor, ...
       manifest.json          sha256 and size of the three
 
-A checkpoint is written under another name, flushed to the disk, and renamed when whole: what has a
-final name is complete. Nothing valid is ever overwritten or removed before its successor stands.
+A checkpoint is written under another name, flushed to the disk, and then renamed, so that one with
+a final name is complete. A valid checkpoint is never overwritten, nor removed before there is a
+newer one.
 """
 
 import json
@@ -24,14 +25,13 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
-from ..data.shards import Dataset
 from ..files import fingerprint, flush
 
 FILES = ("model.safetensors", "optimiser.safetensors", "state.json")
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that is not whole, or could not be written."""
+    """A checkpoint is damaged, or could not be written."""
 
 
 def save_checkpoint(
@@ -41,10 +41,10 @@ def save_checkpoint(
     optimiser: Mapping[str, Tensor],
     state: Mapping[str, Any],
 ) -> Path:
-    """Write RUN/checkpoints/step-N; on any failure nothing of it remains.
+    """Write RUN/checkpoints/step-N. If that fails, nothing of it remains.
 
-    A valid checkpoint of this step is left as it is: a run is deterministic, and where it was
-    sent back by a number that is not finite, it went back to its newest checkpoint.
+    A valid checkpoint of this step is left as it is: a run is deterministic, and one that had to go
+    back went back to its newest checkpoint.
     """
     final = folder / f"step-{step:08d}"
     if final.exists() and fault_of(final) is None:
@@ -60,7 +60,7 @@ def save_checkpoint(
         for name in (*FILES, "manifest.json"):
             flush(unfinished / name)
         flush(unfinished)
-        if final.exists():  # damaged, or we would not be here
+        if final.exists():  # and is damaged, as found above
             shutil.rmtree(final)
         unfinished.rename(final)
         flush(folder)
@@ -74,45 +74,36 @@ def save_checkpoint(
 
 
 def load_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
-    """Weights, optimiser state and state of one checkpoint, which must have been verified."""
+    """Weights, optimiser state and state of a checkpoint that is known to be intact."""
     state = json.loads((folder / "state.json").read_text())
     return load_file(folder / FILES[0]), load_file(folder / FILES[1]), state
 
 
-def verify(folder: Path) -> None:
-    """Raise a CheckpointError that names the file unless all is as it was written."""
+def fault_of(folder: Path) -> str | None:
+    """What is wrong with a checkpoint, with the name of the file; None if it is intact."""
     try:
         manifest = json.loads((folder / "manifest.json").read_text())
         entries = {name: (manifest[name]["bytes"], manifest[name]["sha256"]) for name in FILES}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{folder / 'manifest.json'}: unreadable ({error!r})") from error
+        return f"{folder / 'manifest.json'}: unreadable ({error!r})"
     for name, (size, sha256) in entries.items():
         path = folder / name
         if not path.is_file():
-            raise CheckpointError(f"{path}: missing")
+            return f"{path}: missing"
         if path.stat().st_size != size:
-            found = path.stat().st_size
-            raise CheckpointError(f"{path}: {found} bytes where {size} were written")
+            return f"{path}: {path.stat().st_size} bytes where {size} were written"
         if fingerprint(path)["sha256"] != sha256:
-            raise CheckpointError(f"{path}: its contents have changed since it was written")
-
-
-def fault_of(folder: Path) -> str | None:
-    """What is wrong with a checkpoint; None if nothing is."""
-    try:
-        verify(folder)
-    except CheckpointError as error:
-        return str(error)
+            return f"{path}: its contents have changed since it was written"
     return None
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints with a final name, newest first."""
+    """The complete checkpoints, newest first."""
     return sorted(folder.glob("step-*"), reverse=True)
 
 
 def newest_valid(folder: Path) -> tuple[Path | None, list[str]]:
-    """The newest whole checkpoint, and what was wrong with the newer ones."""
+    """The newest intact checkpoint, and what is wrong with newer ones."""
     faults: list[str] = []
     for path in checkpoints(folder):
         if (fault := fault_of(path)) is None:
@@ -122,16 +113,15 @@ def newest_valid(folder: Path) -> tuple[Path | None, list[str]]:
 
 
 def prune(folder: Path, keep: int, best: int | None) -> None:
-    """Remove all but the last ``keep`` and the best."""
-    spared = {f"step-{best:08d}"} if best is not None else set()
+    """Remove all checkpoints but the last ``keep`` and the best."""
     for path in checkpoints(folder)[keep:]:
-        if path.name not in spared:
+        if best is None or path.name != f"step-{best:08d}":
             shutil.rmtree(path)
 
 
 def tidy(folder: Path) -> list[str]:
-    """Before a run goes on: remove what a crash left unfinished, and rename what is damaged, so
-    that it is not counted among the checkpoints to keep. Returns what was wrong."""
+    """Before a run is resumed: remove what a crash left unfinished, and rename damaged checkpoints,
+    which must not count among those to keep. Returns what was wrong with them."""
     for path in folder.glob(".unfinished-*"):
         shutil.rmtree(path, ignore_errors=True)
     faults = {path: fault for path in checkpoints(folder) if (fault := fault_of(path))}
@@ -148,7 +138,7 @@ def set_aside(path: Path, why: str) -> Path:
 
 
 def gathered(tensor: Tensor) -> Tensor:
-    """A sharded tensor whole (all processes must take part); any other as it is."""
+    """A sharded tensor as a whole (all processes must take part); any other as it is."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
@@ -176,11 +166,10 @@ def check_names(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> Non
 
 
 def like(target: Tensor, source: Tensor) -> Tensor:
-    """``source`` as ``target`` is: on its device, and sharded if it is."""
-    if isinstance(target, DTensor):
-        local = source.to(target.device)
-        return distribute_tensor(local, target.device_mesh, target.placements)
-    return source
+    """``source``, sharded like ``target`` if that is sharded."""
+    if not isinstance(target, DTensor):
+        return source
+    return distribute_tensor(source.to(target.device), target.device_mesh, target.placements)
 
 
 def optimiser_tensors(model: nn.Module, optimisers: list[Optimizer]) -> dict[str, Tensor]:
@@ -212,20 +201,6 @@ def load_optimiser_tensors(
 
 
 def named(model: nn.Module, optimiser: Optimizer) -> list[tuple[str, nn.Parameter]]:
-    """The parameters of an optimiser in its order, with their names in the model."""
+    """The parameters of an optimiser, in its order, with their names in the model."""
     names = {id(p): name for name, p in model.named_parameters()}
     return [(names[id(p)], p) for group in optimiser.param_groups for p in group["params"]]
-
-
-def checked_state(state: dict[str, Any], run: Path, dataset: Dataset) -> dict[str, Any]:
-    """What a run goes on with, if this is the dataset that it was trained on."""
-    if state.get("dataset", dataset.fingerprint) != dataset.fingerprint:
-        raise ValueError(
-            f"{dataset.folder} is not the dataset that {run} was trained on; give it back, or "
-            "start another run"
-        )
-    best = state["best"]
-    # The best one may be gone, if this is not the newest checkpoint there has been.
-    if best and not (run / "checkpoints" / f"step-{best['step']:08d}").is_dir():
-        best = {}
-    return {**state, "best": best}

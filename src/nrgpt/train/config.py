@@ -1,4 +1,4 @@
-"""What decides a training run. Model, data and optimiser each have their own part."""
+"""The configuration of a training run, with parts for model, data and optimiser."""
 
 import math
 from typing import Literal
@@ -10,43 +10,51 @@ from ..model.config import ModelConfig
 
 @strict
 class DataConfig:
-    """Which prepared dataset to train on; what can be made without asking is made if missing."""
+    """The dataset to train on. ListOps and Shakespeare are prepared if they are missing."""
 
     task: Literal["listops", "shakespeare", "text"] = "shakespeare"
     folder: str | None = None
-    """Where the prepared dataset is. None: a folder named after the task below NRGPT_DATA (or
-    ./data). For task = "text" it must exist: see `nrgpt data text --help`."""
+    """Where the prepared dataset is. None: a folder named after the task in NRGPT_DATA (or ./data).
+    For task = "text" it must exist: see `nrgpt data text --help`."""
     listops: ListOpsConfig = ListOpsConfig()
 
 
 @strict
 class OptimiserConfig:
     name: Literal["adamw", "muon"] = "adamw"
-    """muon: torch's Muon for the blocks' two-dimensional W matrices, AdamW for the rest."""
+    """muon: torch's Muon for the two-dimensional W matrices of the blocks, AdamW for the rest."""
     lr: float = 1e-3
-    """Of AdamW."""
+    """AdamW's learning rate."""
     muon_lr: float = 0.02
     muon_eta: bool = False
-    """Muon also updates a matrix eta that all steps share (AdamW does otherwise). The norm of
-    AdamW's updates of a D x D matrix grows with D, and eta begins at 1: wide models then learn at
-    small rates only."""
+    """Let Muon instead of AdamW update a matrix eta that all steps share. The norm of AdamW's
+    updates of a D x D matrix grows with D, and eta begins at 1, so that with AdamW wide models
+    learn only at small rates."""
     beta1: float = 0.9
     beta2: float = 0.99
     weight_decay: float = 0.1
-    """On matrices only: gains, offsets, biases and numbers are left alone."""
+    """Of matrices only, not of gains, offsets, biases and single numbers."""
     clip: float | None = 1.0
     """Largest norm of the whole gradient; None does not clip."""
     warmup: int = 100
-    """Iterations over which the learning rate rises from zero."""
+    """Iterations during which the learning rate rises from zero."""
     decay: Literal["cosine", "exponential", "linear", "constant"] = "cosine"
     final: float = 0.1
     """The learning rate at the last iteration, as a share of its largest."""
 
     def __post_init__(self) -> None:
-        for name in ("lr", "muon_lr"):
-            value = getattr(self, name)
-            check(value > 0 and math.isfinite(value), name, value, "positive and finite")
-        # Nobody should think that an option does something when it does not.
+        for name, is_fine, wanted in (
+            ("lr", 0 < self.lr < math.inf, "positive and finite"),
+            ("muon_lr", 0 < self.muon_lr < math.inf, "positive and finite"),
+            ("beta1", 0 <= self.beta1 < 1, "in [0, 1)"),
+            ("beta2", 0 <= self.beta2 < 1, "in [0, 1)"),
+            ("weight_decay", self.weight_decay >= 0, "at least 0"),
+            ("clip", self.clip is None or self.clip > 0, "positive, or None"),
+            ("warmup", self.warmup >= 0, "at least 0"),
+            ("final", 0 < self.final <= 1, "in (0, 1]"),
+        ):
+            check(is_fine, name, getattr(self, name), wanted)
+        # An option that has no effect is refused, so that nobody believes it has one.
         for name, is_used, because in (
             ("muon_lr", self.name == "muon", "with name = 'adamw'"),
             ("muon_eta", self.name == "muon", "with name = 'adamw'"),
@@ -55,13 +63,6 @@ class OptimiserConfig:
             value, default = getattr(self, name), getattr(OptimiserConfig, name)
             wanted = f"{default} {because}, which has no use for it"
             check(is_used or value == default, name, value, wanted)
-        for name in ("beta1", "beta2"):
-            value = getattr(self, name)
-            check(0 <= value < 1, name, value, "in [0, 1)")
-        check(self.weight_decay >= 0, "weight_decay", self.weight_decay, "at least 0")
-        check(self.clip is None or self.clip > 0, "clip", self.clip, "positive, or None")
-        check(self.warmup >= 0, "warmup", self.warmup, "at least 0")
-        check(0 < self.final <= 1, "final", self.final, "in (0, 1]")
 
 
 @strict
@@ -74,42 +75,42 @@ class TrainConfig:
     batch: int = 64
     """Sequences per update, over all processes."""
     accumulation: int = 1
-    """Parts that each process computes its share of a batch in, to save memory."""
+    """Number of parts into which each process splits its share of a batch, to save memory."""
     seed: int = 0
     random_steps: tuple[int, ...] | None = None
-    """(least, most): every update draws its number of inference steps from these, so that the
-    model can be stopped early. None: always model.steps."""
+    """(least, most): each update draws its number of inference steps from this range, so that the
+    model may later be stopped early. None: always model.steps."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["fp32", "bf16", "auto"] = "fp32"
-    """bf16 is autocast: weights and sums stay in fp32. auto: bf16 on a GPU, fp32 on a CPU, where
+    """bf16: autocast, weights and sums stay in fp32. auto: bf16 on a GPU, but fp32 on a CPU, where
     bf16 is slow."""
     compile: bool = False
     graph: bool = False
-    """On one GPU: record each update as a CUDA graph and replay it. For small models, where
-    launching kernels takes longer than running them. A CPU has nothing to record."""
+    """Record an update as a CUDA graph and replay it, on one GPU. For small models, where launching
+    kernels takes longer than running them. No effect on a CPU."""
     checkpoint_steps: bool = False
-    """Recompute each inference step in the backward pass: memory no longer grows with steps."""
+    """Recompute each inference step in the backward pass, so that it need not be kept in memory."""
     deterministic: bool = False
-    """Only deterministic kernels (slower on a GPU); a CPU run repeats itself without."""
+    """Use deterministic kernels only, which are slower on a GPU. A CPU run is always repeatable."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
-    """How several processes share the work; fsdp shards the weights too."""
+    """How several processes share the work; fsdp also shards the weights."""
 
     log_every: int = 20
     eval_every: int = 250
     eval_batches: int = 20
-    """Random batches for the running estimates; the whole split is evaluated at the end."""
+    """Random batches for the estimates during training; the end evaluates the whole split."""
     save_every: int = 250
     keep: int = 2
     """Checkpoints kept beside the best one."""
     nan_retries: int = 3
-    """Times that a loss that is not finite may send the run back to its last checkpoint, each
-    with half the learning rate."""
+    """How often a loss that is not finite may send the run back to its last checkpoint. Each time
+    the learning rate is halved."""
     tensorboard: bool = False
     wandb: bool = False
     plugins: tuple[str, ...] = ()
-    """Modules that register the run's own energies, as given by --plugin. Only a reminder: to load
-    such a run, they must be named again."""
+    """Modules with the run's own energies, as given by --plugin. They are only noted here: to load
+    such a run, name them again."""
 
     def __post_init__(self) -> None:
         counted = ("iterations", "batch", "accumulation", "log_every", "eval_every")
@@ -120,15 +121,11 @@ class TrainConfig:
         check(divides, "accumulation", self.accumulation, f"a divisor of batch = {self.batch}")
         check(0 <= self.seed < 2**63, "seed", self.seed, "at least 0 and below 2^63")
         check(self.nan_retries >= 0, "nan_retries", self.nan_retries, "at least 0")
-        if self.random_steps is not None:
-            is_range = len(self.random_steps) == 2 and self.random_steps[0] >= 1
-            is_range = is_range and self.random_steps[0] <= self.random_steps[1]
-            check(
-                is_range, "random_steps", self.random_steps, "(least, most) with 1 <= least <= most"
-            )
-            deepest = self.random_steps[1]
-            fits = self.model.block != "gpt" or deepest <= self.model.steps
-            check(fits, "random_steps", self.random_steps, "at most the blocks of this gpt")
+        if (steps := self.random_steps) is not None:
+            is_range = len(steps) == 2 and 1 <= steps[0] <= steps[1]
+            check(is_range, "random_steps", steps, "(least, most) with 1 <= least <= most")
+            fits = self.model.block != "gpt" or steps[1] <= self.model.steps
+            check(fits, "random_steps", steps, "at most the blocks of this gpt")
         matrices = ("free", "free_per_term", "psd_skew", "state")
         has_eta = self.model.block == "nrgpt" and self.model.rate in matrices
         check(
@@ -147,5 +144,5 @@ BOOKKEEPING = {
     "tensorboard", "wandb", "device", "compile", "graph", "checkpoint_steps", "accumulation",
     "parallel",
 }  # fmt: skip
-"""Fields that may differ when a run goes on: none of them changes what is being learned.
-(More iterations stretch the schedule of the learning rate; the run says so.)"""
+"""Fields that may differ when a run is resumed: none of them changes what is being learned.
+(More iterations stretch the schedule of the learning rate; a message says so.)"""

@@ -1,4 +1,4 @@
-"""The dataset of a run: found, or made."""
+"""The dataset of a run: found or prepared, checked, and read in batches."""
 
 import dataclasses
 import fcntl
@@ -6,8 +6,7 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,11 +19,9 @@ from ..files import write_atomically
 from .config import DataConfig
 
 DATA = "NRGPT_DATA"
-"""Environment variable: where prepared datasets live; ./data if it is not set."""
-
-
+"""Environment variable: the folder of prepared datasets; ./data if it is not set."""
 TOKENIZER = "tokenizer.json"
-"""In a run folder: what its tokens mean."""
+"""In a run folder: the tokenizer of its dataset."""
 
 
 def keep_tokenizer(run: Path, dataset: Dataset) -> None:
@@ -42,21 +39,15 @@ def dataset_folder(cfg: DataConfig) -> Path:
 
 
 def prepare_dataset(cfg: DataConfig) -> Path:
-    """The folder of the dataset, made first if it is missing and can be made unasked."""
+    """The folder of the dataset, which is prepared if it is missing and that is possible. Of runs
+    that start together, one prepares it, and the others wait."""
     folder = dataset_folder(cfg)
-    with alone(folder):
-        if not (folder / "manifest.json").exists():
-            make(cfg, folder)
-    return folder
-
-
-@contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Runs that start together on a dataset which none has made yet wait for the first of them."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / f".{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+        if not (folder / "manifest.json").exists():
+            make(cfg, folder)
+    return folder
 
 
 def make(cfg: DataConfig, folder: Path) -> None:
@@ -75,7 +66,7 @@ def make(cfg: DataConfig, folder: Path) -> None:
 
 
 def open_dataset(cfg: DataConfig, vocab_size: int, *, verify: bool = True) -> Dataset:
-    """The dataset, once it is known to be whole, the one asked for, and within the vocabulary."""
+    """Open the dataset. It must be intact and the one asked for, and fit into the vocabulary."""
     dataset = Dataset.open(dataset_folder(cfg), verify=verify)
     check_identity(cfg, dataset)
     if dataset.vocab_size > vocab_size:
@@ -87,7 +78,7 @@ def open_dataset(cfg: DataConfig, vocab_size: int, *, verify: bool = True) -> Da
 
 
 def check_identity(cfg: DataConfig, dataset: Dataset) -> None:
-    """A folder that was named by hand may hold something else."""
+    """Raise an error if the folder holds another dataset than the configuration says."""
     source = dataset.manifest["source"]
     kind = "listops" if "listops" in source else source.get("kind")
     is_text = cfg.task == "text" and kind != "listops"
@@ -105,8 +96,8 @@ def check_identity(cfg: DataConfig, dataset: Dataset) -> None:
 
 
 class Streams:
-    """The tokens that several runs draw from, one stream after the other in one place: a batch for
-    all runs is then one gather. Runs may share a stream."""
+    """The token streams of several runs, joined into one, so that a batch for all runs is a single
+    gather. Runs may share a stream."""
 
     def __init__(self, streams: Sequence[TokenStream], device: torch.device):
         self.streams, self.device = streams, device
@@ -130,8 +121,8 @@ class Streams:
         rank: int = 0,
         world: int = 1,
     ) -> tuple[Tensor, Tensor]:
-        """Inputs and targets (runs, size / world, context) on the device. Each run has the batch
-        that it would draw alone (TokenStream.batch)."""
+        """Inputs and targets (runs, size / world, context) on the device. Each run gets the batch
+        that it would get alone (TokenStream.batch)."""
         mine = slice(rank * size // world, (rank + 1) * size // world)
         starts = [
             begin + stream.starts_of(seed=seed, step=step, size=size, context=context)[mine]

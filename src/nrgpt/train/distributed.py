@@ -1,7 +1,7 @@
 """Several processes: torchrun with DDP or FSDP2, gloo on CPUs, NCCL on GPUs.
 
-The model itself knows nothing of this. Every process computes its share of the same global batch;
-what one of them must act on (a signal, a number that is not finite), all act on.
+The model itself knows nothing of this. Every process computes its share of the same global batch.
+When one of them receives a signal or finds a number that is not finite, all act on it.
 """
 
 import os
@@ -39,7 +39,7 @@ class World:
         return self.largest(float(number)) == -self.largest(-float(number))
 
     def largest(self, number: float) -> float:
-        """Of the numbers of all processes."""
+        """The largest of the numbers of all processes."""
         if self.size == 1:
             return number
         found = torch.tensor(number, device=self.device)
@@ -59,7 +59,7 @@ class World:
 
 
 def device_named(device: str) -> str:
-    """cpu or cuda; auto is what this machine has."""
+    """cpu or cuda; auto is cuda if this machine has a GPU."""
     check_choice("device", device, ("auto", "cpu", "cuda"))
     kind = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     if kind == "cuda" and not torch.cuda.is_available():
@@ -75,11 +75,10 @@ def world(device: str) -> Iterator[World]:
     if size == 1:
         yield World(0, 1, torch.device(kind))
         return
+    local = torch.device("cpu")
     if kind == "cuda":
         local = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(local)
-    else:
-        local = torch.device("cpu")
     dist.init_process_group("nccl" if kind == "cuda" else "gloo")
     try:
         yield World(dist.get_rank(), size, local)
@@ -88,18 +87,18 @@ def world(device: str) -> Iterator[World]:
 
 
 def shard(model: LanguageModel) -> None:
-    """FSDP2, in place: every process keeps a share of the weights, gradients and optimiser state.
+    """FSDP2, in place: every process keeps a share of weights, gradients and optimiser state.
 
-    The whole model is one unit. Weights that all steps share are needed at every step, and each
-    block prepares its own before the first, so gathering them one by one would save nothing.
-    Muon's iterations in bfloat16 round differently on shards: its updates differ from those of one
-    process by a few per cent, AdamW's by nothing but float32's rounding.
+    The whole model is one unit. Its steps share their weights, and each block prepares its weights
+    before the first step, so gathering them one by one would save nothing. Muon's updates differ
+    from those of one process by a few per cent, because its iterations in bfloat16 round
+    differently on shards; AdamW's differ by the rounding of float32 only.
     """
     fully_shard(model)
 
 
 def replicate(model: nn.Module, where: World) -> nn.Module:
-    """DDP around a model, if there is anybody to share with."""
+    """The model in DDP, if there are several processes."""
     if where.size == 1:
         return model
     ids = [where.device.index] if where.device.type == "cuda" else None
@@ -107,7 +106,7 @@ def replicate(model: nn.Module, where: World) -> nn.Module:
 
 
 def synchronised(model: nn.Module, last: bool) -> Any:
-    """For gradient accumulation: exchange gradients only with the last part."""
+    """For gradient accumulation: exchange gradients only after the last part."""
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(last)
     elif isinstance(model, DistributedDataParallel) and not last:

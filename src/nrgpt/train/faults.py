@@ -1,4 +1,4 @@
-"""What can go wrong from outside: signals, a second process in the same folder."""
+"""Exit codes, signals, and a lock against a second process in the same folder."""
 
 import fcntl
 import os
@@ -12,17 +12,17 @@ DIVERGED = 3
 INTERRUPTED = 75
 EXIT_CODES = {
     0: "finished",
-    1: "an error that nobody foresaw",
+    1: "an unexpected error",
     2: "a wrong argument, configuration or dataset",
     DIVERGED: "the loss stayed not finite after all retries",
     4: "a checkpoint could not be written",
     5: "another process is using the run folder",
-    INTERRUPTED: "stopped by a signal after saving: run the same command again to go on",
+    INTERRUPTED: "stopped by a signal after saving: run the same command again to resume",
 }
 
 
 class TrainingError(RuntimeError):
-    """A run that cannot go on; ``code`` is what the process exits with."""
+    """A run cannot go on; ``code`` is the exit code of the process."""
 
     def __init__(self, message: str, code: int):
         super().__init__(message)
@@ -30,10 +30,11 @@ class TrainingError(RuntimeError):
 
 
 class Interrupt:
-    """SIGTERM and SIGINT ask a run to finish its step, save and stop; a second SIGINT is final.
+    """SIGTERM and SIGINT ask a run to finish its update, save and stop. A second SIGINT ends it at
+    once.
 
-    One around another learns what the inner one received: a run that finished all the same must
-    not be followed by the next."""
+    Interrupts may be nested. The outer one learns what the inner one received, so that after a run
+    that was about to finish anyway no other run is started."""
 
     def __init__(self) -> None:
         self.received: str | None = None
@@ -57,15 +58,15 @@ class Interrupt:
                     around.received = around.received or self.received
 
     def heed(self) -> None:
-        """End here if a signal asked for it: between runs, where nothing is unsaved."""
+        """Stop if a signal was received. To be called between runs, when everything is saved."""
         if self.received:
-            message = f"{self.received}: all is saved; run the same command to go on"
+            message = f"{self.received}: all is saved; run the same command to resume"
             raise TrainingError(message, code=INTERRUPTED)
 
 
 @contextmanager
 def only_process(run: Path) -> Iterator[None]:
-    """Hold RUN/lock as long as this process lives; the system frees it however that ends."""
+    """Lock RUN/lock. The system frees it when this process ends, in whatever way."""
     run.mkdir(parents=True, exist_ok=True)
     with (run / "lock").open("a+") as file:
         try:

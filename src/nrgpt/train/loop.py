@@ -1,12 +1,11 @@
 """The training loop, for one run or several that are trained together.
 
-Everything random in iteration t is a function of (seed, t, rank): the batch, and the dropout, whose
-generator is seeded anew for every iteration. So a run that goes on from a checkpoint needs nothing
-but weights, optimiser state and the number of the iteration, and equals the uninterrupted run bit
-for bit.
+Everything random in iteration t, the batch and the dropout, is a function of (seed, t, rank). So a
+run that is resumed from a checkpoint needs only weights, optimiser state and the number of the
+iteration, and equals the uninterrupted run bit for bit.
 
-Each run has its own folder, with the same files whether it is trained alone or with others, and can
-go on either way. How an update is computed is up to updates.py.
+Each run has a folder of its own, with the same files whether it is trained alone or with others,
+and can be resumed either way. updates.py computes the updates.
 """
 
 import gc
@@ -23,6 +22,7 @@ import torch
 from torch import Tensor
 
 from ..data.shards import Dataset
+from ..model.flops import flops_per_token
 from . import checkpoint
 from .config import TrainConfig
 from .data import Streams, keep_tokenizer, open_dataset, prepare_dataset
@@ -32,24 +32,24 @@ from .optim import rate_at
 from .report import Report
 from .result import write_result
 from .runs import check_config
-from .speed import matrix_product_rate, training_flops_per_token
+from .speed import matrix_product_rate
 from .updates import Batch, Failure, choose_update
 
 
 def train(cfg: TrainConfig, run: Path) -> dict[str, Any]:
-    """Train, or go on training, in the folder ``run``; returns the final results."""
+    """Train in the folder ``run``, or resume what is there; returns the final results."""
     return train_packed([cfg], [run])[0]
 
 
 def train_packed(cfgs: Sequence[TrainConfig], runs: Sequence[Path]) -> list[dict[str, Any]]:
-    """Train every configuration in its folder, all at once; returns their results. A run that
-    cannot go on with the others goes on alone when they are done."""
+    """Train all configurations together, each in its folder; returns their results. A run that
+    cannot stay with the others goes on alone when they are done."""
     if not cfgs or len(cfgs) != len(runs) or len(set(runs)) != len(runs):
         raise ValueError("training needs a folder of its own for each of one or more runs")
     with ExitStack() as stack:
         where = stack.enter_context(world(cfgs[0].device))
         interrupt = stack.enter_context(Interrupt().watching())
-        choose_update(cfgs, where)  # refuses what cannot be combined, before anything is written
+        choose_update(cfgs, where)  # raises errors before anything is written
         if where.is_first:
             for run in runs:
                 stack.enter_context(only_process(run))
@@ -63,7 +63,7 @@ def train_packed(cfgs: Sequence[TrainConfig], runs: Sequence[Path]) -> list[dict
             torch.use_deterministic_algorithms(True)
             stack.callback(torch.use_deterministic_algorithms, False)
         left = Trainer(cfgs, runs, where, interrupt).fit()
-        gc.collect()  # frees what was recorded on a GPU before the next runs come
+        gc.collect()  # frees GPU memory of recorded updates before the next runs
     for member in left:
         interrupt.heed()
         train(member.cfg, member.run)
@@ -71,12 +71,12 @@ def train_packed(cfgs: Sequence[TrainConfig], runs: Sequence[Path]) -> list[dict
 
 
 def seed_of_step(seed: int, step: int, rank: int) -> int:
-    """What the random generator starts an iteration with."""
+    """The seed of the random generator in one iteration."""
     return int(np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)[0])
 
 
 def steps_of_update(cfg: TrainConfig, step: int) -> int | None:
-    """The number of inference steps, the same in all processes."""
+    """The number of inference steps in one update, the same in all processes."""
     if cfg.random_steps is None:
         return None
     least, most = cfg.random_steps
@@ -95,7 +95,7 @@ class Member:
     state: dict[str, Any] = field(
         default_factory=lambda: {"rate_factor": 1.0, "rollbacks": 0, "best": {}}
     )
-    """What a checkpoint holds besides tensors, its step and the dataset."""
+    """What a checkpoint holds besides tensors, iteration and dataset."""
 
     @property
     def folder(self) -> Path:
@@ -108,29 +108,28 @@ class Member:
 
 
 class Trainer:
-    """Drives runs that share all settings but seed, data and the optimiser's numbers. They take
-    their updates together."""
+    """Trains runs together that differ only in seed, data and the optimiser's numbers."""
 
     def __init__(
         self, cfgs: Sequence[TrainConfig], runs: Sequence[Path], where: World, interrupt: Interrupt
     ):
         self.cfg, self.where, self.interrupt = cfgs[0], where, interrupt
         vocabulary = self.cfg.model.vocab_size
-        # The first process has checked every byte, and the others waited for it.
+        # The first process has verified the data, and the others waited for it.
         opened = {cfg.data: open_dataset(cfg.data, vocabulary, verify=False) for cfg in cfgs}
         self.members = [
             Member(number, cfg, run, opened[cfg.data])
             for number, (cfg, run) in enumerate(zip(cfgs, runs, strict=True))
         ]
         self.running = list(self.members)
-        """Those that have not left the others."""
+        """Those that are still trained together."""
         self.streams = {}
         for split in ("train", "val"):
             tokens = {data: dataset.tokens(split) for data, dataset in opened.items()}
             self.streams[split] = Streams([tokens[cfg.data] for cfg in cfgs], where.device)
         self.update = choose_update(cfgs, where)(cfgs, where)
         self.step = 0
-        self.resume()  # refuses another dataset
+        self.resume()  # raises an error if the dataset has changed
         for member in self.members:
             if where.is_first:
                 keep_tokenizer(member.run, member.dataset)
@@ -138,10 +137,10 @@ class Trainer:
             member.report = Report(member.run, member.cfg, self.step, **options)
 
     def fit(self) -> list[Member]:
-        """Train to the end; returns the runs that left on the way."""
+        """Train to the end; returns the runs that had to leave the others."""
         cfg = self.cfg
         together = cfg.batch // (cfg.accumulation * self.where.size)
-        self.flops = training_flops_per_token(cfg.model, together)
+        self.flops = flops_per_token(cfg.model, batch=together)
         self.peak = matrix_product_rate(self.where.device, cfg.precision)
         try:
             if self.step == 0:
@@ -169,8 +168,10 @@ class Trainer:
                     self.save(to_save)
                 if stop and not last:
                     name = self.interrupt.received or "a signal to another process"
-                    message = f"{name}: saved at step {self.step}; run the same command to go on"
-                    raise TrainingError(message, code=INTERRUPTED)
+                    raise TrainingError(
+                        f"{name}: saved at iteration {self.step}; run the same command to resume",
+                        code=INTERRUPTED,
+                    )
             self.finish()
         finally:
             for member in self.members:
@@ -191,7 +192,7 @@ class Trainer:
         return self.update(Batch(step, *drawn, steps_of_update(cfg, step), own, rates))
 
     def finish(self) -> None:
-        """Measure what is measured once, and write RUN/result.json."""
+        """Evaluate the finished runs, and write RUN/result.json."""
         for member in self.running:
             self.say(f"evaluating {member.run.name} on the whole validation split")
             run = member.run if self.where.is_first else None
@@ -206,7 +207,7 @@ class Trainer:
         self.members[0].report.say(text)
 
     def log(self, losses: list[float], updates_per_second: float) -> None:
-        """The tokens per second are those of each run while it shares the machine."""
+        """Tokens per second are those of a single run."""
         speed = updates_per_second * self.cfg.batch * self.cfg.model.context
         for member in self.running:
             member.report.log(
@@ -218,7 +219,7 @@ class Trainer:
             )
 
     def evaluate(self) -> list[Member]:
-        """Estimate losses on fixed random batches; returns the runs that are better than before."""
+        """Estimate losses on fixed random batches; returns the runs that have improved."""
         seeds = [member.cfg.seed + 1 for member in self.members]
         train, val = (self.update.estimates(self.streams[s], seeds) for s in ("train", "val"))
         improved = []
@@ -242,7 +243,7 @@ class Trainer:
         self.where.barrier()
 
     def resume(self) -> None:
-        """Go on from the newest step of which every run has a valid checkpoint, if there is one."""
+        """Go on from the newest iteration of which all runs have a valid checkpoint, if any."""
         if self.where.is_first:
             for member in self.members:
                 for fault in checkpoint.tidy(member.folder):
@@ -252,32 +253,39 @@ class Trainer:
         common = set.intersection(*saved)
         if any(saved) and not common:
             raise ValueError(
-                "the runs to be packed have no checkpoint of one and the same step; go on with "
-                "them one by one (nrgpt train ... --to FOLDER)"
+                "the runs to be packed have no checkpoint of the same iteration; resume them one "
+                "by one (nrgpt train ... --to FOLDER)"
             )
         for member in self.members if common else ():
             path = member.folder / max(common)
             self.load(member, path)
             if self.where.is_first:
-                print(f"going on from {path} (step {self.step})")
+                print(f"resuming from {path} (iteration {self.step})")
         if not self.where.agree(self.step):
             raise ValueError(
-                f"the processes find checkpoints of different steps in {self.members[0].run}: all "
-                "nodes must see the same run folder"
+                f"the processes find checkpoints of different iterations in {self.members[0].run}: "
+                "all nodes must see the same run folder"
             )
 
     def load(self, member: Member, path: Path) -> None:
         weights, optimiser, state = checkpoint.load_checkpoint(path)
+        if state.get("dataset", member.dataset.fingerprint) != member.dataset.fingerprint:
+            raise ValueError(
+                f"{member.dataset.folder} is not the dataset that {member.run} was trained on; "
+                "restore the dataset, or start another run"
+            )
         self.update.load(member.number, weights, optimiser)
-        state = checkpoint.checked_state(state, member.run, member.dataset)
         member.state = {key: state[key] for key in member.state}
-        self.step = state["step"]
+        self.step, best = state["step"], state["best"]
+        # The best checkpoint may be gone if this is not the newest one that was ever written.
+        if best and not (member.folder / f"step-{best['step']:08d}").is_dir():
+            member.state["best"] = {}
 
     # Numbers that are not finite ---------------------------------------------------------------
 
     def has_gone_back(self) -> bool:
-        """Look for numbers that are not finite. A run that is alone goes back to a checkpoint; one
-        of several leaves the others, which should not lose what they have done."""
+        """Look for numbers that are not finite. A single run goes back to a checkpoint. One of
+        several leaves the others, so that they need not go back with it."""
         failures = self.update.failures()
         for member in list(self.running):
             failure = failures[member.number]
@@ -293,7 +301,7 @@ class Trainer:
         return False
 
     def roll_back(self, member: Member, failure: Failure) -> None:
-        """Go back to the last checkpoint, to try again with half the learning rate."""
+        """Go back to the last checkpoint, and try again with half the learning rate."""
         rollbacks, factor = member.state["rollbacks"] + 1, member.state["rate_factor"] / 2
         if rollbacks > self.cfg.nan_retries:
             raise TrainingError(
@@ -305,7 +313,7 @@ class Trainer:
         here = member.folder / f"step-{failure.step:08d}"
         self.where.barrier()
         if self.where.is_first and here.is_dir():
-            # Its weights give this very loss: no learning rate helps, only an older checkpoint.
+            # Its weights give this loss whatever the learning rate, so an older one is needed.
             checkpoint.set_aside(here, "not-finite")
         self.where.barrier()
         path, _ = checkpoint.newest_valid(member.folder)
@@ -315,4 +323,5 @@ class Trainer:
         self.load(member, path)
         member.state |= {"rollbacks": rollbacks, "rate_factor": factor}
         member.report.drop_after(self.step)
-        self.say(f"{failure}: not finite; back to step {self.step}, learning rate x {factor:g}")
+        back = f"back to iteration {self.step}, learning rate x {factor:g}"
+        self.say(f"{failure}: not finite; {back}")

@@ -1,6 +1,7 @@
 """Optimisers and the learning-rate schedule."""
 
 import math
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
@@ -10,7 +11,7 @@ from .config import OptimiserConfig
 
 
 class MUON:
-    """The settings of torch.optim.Muon that we leave as they are; packed_optim.py needs them."""
+    """The default settings of torch.optim.Muon, which packed_optim.py needs to know."""
 
     momentum = 0.95
     coefficients = (3.4445, -4.7750, 2.0315)
@@ -20,7 +21,7 @@ class MUON:
 
 
 def make_optimisers(model: Network, cfg: OptimiserConfig, device: torch.device) -> list[Optimizer]:
-    """AdamW, and Muon before it if asked. Each group remembers its largest rate as ``peak``."""
+    """AdamW, preceded by Muon if asked. ``peak`` of a group is its largest learning rate."""
     learned = {name: p for name, p in model.named_parameters() if p.requires_grad}
     optimisers: list[Optimizer] = []
     by_muon = names_for_muon(model, cfg)
@@ -32,26 +33,21 @@ def make_optimisers(model: Network, cfg: OptimiserConfig, device: torch.device) 
     decayed = [p for p in rest.values() if p.dim() >= 2]
     plain = [p for p in rest.values() if p.dim() < 2]
     groups = [
-        {"params": decayed, "weight_decay": cfg.weight_decay, "peak": cfg.lr},
-        {"params": plain, "weight_decay": 0.0, "peak": cfg.lr},
+        {"params": params, "weight_decay": decay, "peak": cfg.lr}
+        for params, decay in ((decayed, cfg.weight_decay), (plain, 0.0))
+        if params
     ]
-    optimisers.append(
-        torch.optim.AdamW(
-            [group for group in groups if group["params"]],
-            lr=cfg.lr,
-            betas=(cfg.beta1, cfg.beta2),
-            fused=device.type == "cuda",
-        )
-    )
-    return optimisers
+    options: dict[str, Any] = {"betas": (cfg.beta1, cfg.beta2), "fused": device.type == "cuda"}
+    return [*optimisers, torch.optim.AdamW(groups, lr=cfg.lr, **options)]
 
 
 def names_for_muon(model: Network, cfg: OptimiserConfig) -> list[str]:
-    """The parameters that Muon updates: those that were created for it, eta only if asked."""
+    """The parameters that Muon updates: the model's matrices, and eta if asked."""
+    if cfg.name != "muon":
+        return []
     kinds = {"matrix", "eta"} if cfg.muon_eta else {"matrix"}
     learned = {name for name, p in model.named_parameters() if p.requires_grad}
-    is_used = cfg.name == "muon"
-    return [n for n, kind in model.for_muon.items() if is_used and kind in kinds and n in learned]
+    return [name for name, kind in model.for_muon.items() if kind in kinds and name in learned]
 
 
 def rate_at(step: int, iterations: int, cfg: OptimiserConfig) -> float:

@@ -21,36 +21,33 @@ def override(cfg: Config, assignments: Sequence[str]) -> Config:
             raise ValueError(f"{assignment!r}: write name=value, for example model.width=64")
         if name not in known:
             raise ValueError(f"there is no field {name!r}{suggestion(name, known)}")
-        # A field of given words means the word: model.norm=none is no None.
+        # If the field takes words, a word is meant: model.norm=none is not None.
         changes[name] = text if text in typing.get_args(known[name]) else parse(text)
     return replace(cfg, changes)
 
 
 def replace(cfg: Config, changes: dict[str, Any]) -> Config:
-    """All changes at once, so that fields which must fit together may change together."""
-    here: dict[str, Any] = {}
+    """Make all changes at once, so that fields which depend on each other may change together."""
+    here = {name: value for name, value in changes.items() if "." not in name}
     below: dict[str, dict[str, Any]] = {}
-    for name, value in changes.items():
-        group, dot, rest = name.partition(".")
-        if dot:
-            below.setdefault(group, {})[rest] = value
-        else:
-            here[name] = value
+    for name in (name for name in changes if name not in here):
+        group, _, rest = name.partition(".")
+        below.setdefault(group, {})[rest] = changes[name]
     for group, inner in below.items():
         here[group] = replace(getattr(cfg, group), inner)
     return dataclasses.replace(cfg, **here)  # type: ignore[type-var]
 
 
 def parse(text: str) -> Any:
-    """A number, None, True, False or a tuple as Python writes it; otherwise the text itself.
-    (literal_eval reads literals alone and calls nothing.)"""
+    """A number, None, True, False or a tuple, as Python writes them; otherwise the text itself.
+    (literal_eval reads literals only, and runs no code.)"""
     words = {"true": True, "false": False, "none": None}
     if text.lower() in words:
         return words[text.lower()]
     try:
         return ast.literal_eval(text)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        return text  # TypeError: {[]: 1} is a literal, but nothing that Python could make
+        return text  # TypeError: {[]: 1} is a literal, but not a possible value
 
 
 def known_names(cfg: Any, prefix: str = "") -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """AdamW and Muon for many models of one shape at once.
 
-All that is learned lies side by side in one buffer (P, n), one row a run, and so do gradients and
-optimiser states: what is done to all weights alike is one operation, however many there are.
+All weights lie side by side in one buffer (P, n), with a row for each run, and so do gradients and
+optimiser states. What is done to all weights alike is then one operation, however many there are.
 """
 
 import math
@@ -16,11 +16,11 @@ from .optim import MUON
 ADAM_EPS = 1e-8
 ADAM_STATE = ("exp_avg", "exp_avg_sq")
 ALIGNED = 16
-"""Every weight begins at a multiple of this many numbers: fast loads ask for it."""
+"""Every weight begins at a multiple of this many numbers, so that the device can load it fast."""
 
 
 class Flat:
-    """Where weights (P, ...) lie in a buffer (P, n)."""
+    """The places of weights (P, ...) in a buffer (P, n)."""
 
     def __init__(self, weights: dict[str, Tensor]):
         self.shapes = {name: weight.shape for name, weight in weights.items()}
@@ -32,16 +32,15 @@ class Flat:
             end += -(-size // ALIGNED) * ALIGNED
         self.size = end
 
-    def views(self, buffer: Tensor, names: Sequence[str] | None = None) -> list[Tensor]:
-        """The weights' parts of a buffer, in their own shapes."""
-        return [
-            buffer[:, self.places[name]].view(self.shapes[name])
-            for name in (self.shapes if names is None else names)
-        ]
+    def views(self, buffer: Tensor, names: Sequence[str] | None = None) -> dict[str, Tensor]:
+        """The parts of a buffer that belong to these weights (by default all), in their shapes."""
+        wanted = self.shapes if names is None else names
+        return {name: buffer[:, self.places[name]].view(self.shapes[name]) for name in wanted}
 
     def joined(self, parts: Sequence[Tensor]) -> Tensor:
-        """A new buffer with parts at the places of the first so many weights, zeros between. (Not
-        written part by part: a compiler would go through the whole buffer for each.)"""
+        """A new buffer with a part for each weight, or for the first few of them, and zeros between
+        them. (If the parts were written one by one, the compiled code would go through the whole
+        buffer for each.)"""
         pieces = []
         for place, part in zip(self.places.values(), parts, strict=False):
             pieces.append(part.reshape(len(part), -1))
@@ -61,46 +60,45 @@ class PackedOptimiser:
     ):
         self.by_muon = list(by_muon)
         self.by_adam = [name for name in weights if name not in self.by_muon]
-        ordered = {name: weights[name] for name in (*self.by_muon, *self.by_adam)}
-        self.flat = Flat(ordered)
+        self.flat = Flat({name: weights[name] for name in (*self.by_muon, *self.by_adam)})
         runs, some = len(optimisers), next(iter(weights.values()))
         self.device = some.device
         self.buffer = some.new_zeros(runs, self.flat.size)
         views = self.flat.views(self.buffer)
-        for view, weight in zip(views, ordered.values(), strict=True):
-            view.copy_(weight)
         self.weights = {
-            name: view.detach().requires_grad_() for name, view in zip(ordered, views, strict=True)
+            name: view.copy_(weights[name]).detach().requires_grad_()
+            for name, view in views.items()
         }
         self.border = self.flat.places[self.by_adam[0]].start if self.by_adam else self.flat.size
-        """Muon's weights come before, AdamW's from here on."""
-        # Room for all weights in each, of which one part is used: so they can be named alike.
+        """Muon's weights come before this column, AdamW's from here on."""
+        # Each state has room for all weights, though only some use it: the places are the same.
         self.states = {kind: torch.zeros_like(self.buffer) for kind in (*MUON.state, *ADAM_STATE)}
         self.momentum = self.states["momentum_buffer"][:, : self.border]
         self.exp_avg = self.states["exp_avg"][:, self.border :]
         self.exp_avg_sq = self.states["exp_avg_sq"][:, self.border :]
-        # AdamW's decay is for matrices only; a matrix of a lone run has three dimensions here.
+        # AdamW decays matrices only. Those have three dimensions here, the first is that of runs.
         self.decayed = self.constants(lambda shape: float(len(shape) > 2))[self.border :]
-        # Muon takes larger steps in tall matrices.
+        # Muon makes larger updates of tall matrices.
         self.tall = self.constants(
             lambda shape: math.sqrt(max(1.0, shape[1] / shape[-1])) if len(shape) > 2 else 1.0
         )[: self.border]
         self.updates = torch.zeros(runs, dtype=torch.float64, device=self.device)
         self.failures = torch.full((runs, 3), -1.0, dtype=torch.float64, device=self.device)
-        """Update, loss and norm of the first failure of each run; -1: none. Kept on the device, so
-        that nobody waits for it after each update."""
-        names = ("lr", "muon_lr", "weight_decay", "beta1", "beta2", "clip")
-        numbers = [[getattr(own, name) for own in optimisers] for name in names]
-        self.lr, self.muon_lr, self.weight_decay, *rest = map(self.vector, numbers)
-        self.beta1, self.beta2, self.clip = rest
+        """Update, loss and norm of the first failure of each run, or -1. They stay on the device,
+        so that no update has to wait for it."""
 
-    def vector(self, values: list[float | None]) -> Tensor:
-        """A number for each run; None is no limit."""
-        numbers = [math.inf if value is None else value for value in values]
-        return torch.tensor(numbers, dtype=torch.float64, device=self.device)[:, None]
+        def numbers(name: str) -> Tensor:
+            """This setting of each run, (P, 1); None means no limit."""
+            found = [getattr(own, name) for own in optimisers]
+            found = [math.inf if number is None else number for number in found]
+            return torch.tensor(found, dtype=torch.float64, device=self.device)[:, None]
+
+        self.lr, self.muon_lr = numbers("lr"), numbers("muon_lr")
+        self.beta1, self.beta2 = numbers("beta1"), numbers("beta2")
+        self.weight_decay, self.clip = numbers("weight_decay"), numbers("clip")
 
     def constants(self, of_shape: Callable[[torch.Size], float]) -> Tensor:
-        """A number for each weight, spread over its place, (n,)."""
+        """(n,): at the place of each weight, a number that depends on its shape."""
         spread = torch.zeros(self.flat.size, dtype=self.buffer.dtype)
         for name, place in self.flat.places.items():
             spread[place] = of_shape(self.flat.shapes[name])
@@ -108,8 +106,8 @@ class PackedOptimiser:
 
     @torch.no_grad()
     def step(self, gradient: Tensor, losses: Tensor, rates: Tensor) -> Tensor:
-        """Which runs were updated: one whose loss or gradient is not finite stays as it is.
-        ``gradient`` is that of all weights, ``flat.joined``."""
+        """Update the weights; returns which runs were updated. A run whose loss or gradient is not
+        finite stays as it is. ``gradient`` is that of all weights, as ``flat.joined`` gives it."""
         norms = gradient.double().square().sum(1, keepdim=True).sqrt()
         fine = torch.isfinite(losses[:, None] + norms)
         shrink = (self.clip / (norms + 1e-6)).clamp(max=1).to(gradient.dtype)
@@ -146,10 +144,8 @@ class PackedOptimiser:
         p.sub_(direction * self.tall * lr.to(dtype))
 
     def orthogonalised(self, directions: Tensor) -> Tensor:
-        """All matrices of one shape, up to transposition, are orthogonalised together."""
-        views = dict(
-            zip(self.by_muon, self.flat.views(directions.contiguous(), self.by_muon), strict=True)
-        )
+        """Orthogonalise all matrices of one shape, up to transposition, together."""
+        views = self.flat.views(directions.contiguous(), self.by_muon)
         groups: dict[tuple[int, ...], list[str]] = {}
         for name, view in views.items():
             groups.setdefault(tuple(sorted(view.shape[1:])), []).append(name)
@@ -163,17 +159,14 @@ class PackedOptimiser:
         return self.flat.joined([found[name] for name in self.by_muon])
 
     def named_states(self) -> dict[str, Tensor]:
-        """States (P, ...) of the optimisers, under the names that checkpoints of lone runs use."""
+        """The states (P, ...) of the optimisers, by their names in checkpoints of plain runs."""
         adam = 1 if self.by_muon else 0
-        steps = {f"{adam}/{name}/step": self.updates for name in self.by_adam}
-        return steps | {
+        kinds = [(0, self.by_muon, kind) for kind in MUON.state]
+        kinds += [(adam, self.by_adam, kind) for kind in ADAM_STATE]
+        return {f"{adam}/{name}/step": self.updates for name in self.by_adam} | {
             f"{number}/{name}/{kind}": view
-            for number, names, kinds in (
-                (0, self.by_muon, MUON.state),
-                (adam, self.by_adam, ADAM_STATE),
-            )
-            for kind in kinds
-            for name, view in zip(names, self.flat.views(self.states[kind], names), strict=True)
+            for number, names, kind in kinds
+            for name, view in self.flat.views(self.states[kind], names).items()
         }
 
 
@@ -182,7 +175,7 @@ def is_tall(matrices: Tensor) -> bool:
 
 
 def newton_schulz(X: Tensor) -> Tensor:
-    """The iterations of Muon on each of (..., m, n), m <= n, in bfloat16."""
+    """Muon's Newton-Schulz iterations on each matrix of (..., m, n), m <= n, in bfloat16."""
     a, b, c = MUON.coefficients
     X = X.bfloat16()
     X = X / X.norm(dim=(-2, -1), keepdim=True).clamp(min=MUON.eps)

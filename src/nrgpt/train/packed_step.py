@@ -1,9 +1,9 @@
 """One update of many models of one shape at once.
 
 Weights, gradients and optimiser states of P runs are stacked, (P, ...), and both passes are batched
-over them: what would be P small matrix products is one batched product, and what would be P kernel
-launches is one. Nothing but the products' batching differs from the lone runs, so each packed run
-equals its lone one within rounding (that of bfloat16 under Muon, which computes with it).
+over them: one batched matrix product takes the place of P small ones, and one kernel launch that of
+P. Since only the batching differs, each run equals the same run trained alone up to rounding (with
+Muon, that of bfloat16).
 
 Nothing here waits for the device, so an update can be recorded as one CUDA graph and replayed.
 """
@@ -27,22 +27,24 @@ from .packed_optim import PackedOptimiser
 from .speed import compile_model, forget_compiled
 
 BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""All but cuDNN's, for which a compiler sees an output under vmap that is not there."""
+"""All but cuDNN's: compiled under vmap, it seems to have an output that it does not have."""
 
 TOLERANCE = 0.01
-"""How far, of its norm, a compiled gradient may be off where the plain one is exact."""
+"""The relative error that a compiled gradient may have even if the plain one is exact."""
 
 OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {"comprehensive_padding": False}
-"""With rows that the compiler pads, torch 2.11 mixes up numbers on a GPU where a weight (P, n) of
-several runs is seen as (P, rows, columns) and n is no multiple of 32."""
+"""If the compiler pads rows, torch 2.11 mixes up numbers on a GPU where a weight (P, n) of several
+runs is viewed as (P, rows, columns) and n is not a multiple of 32."""
+
+Precision = Callable[[], AbstractContextManager[Any]]
+"""Makes the context in which models compute."""
 
 
 class PackedStep:
     """``step(x, y, masks, rates)`` updates all runs; x, y: (P, batch, tokens), rates: (P,).
 
-    ``precision`` is what the models compute in, as a context; ``compile`` fuses what lies between
-    the products; ``graph`` records everything that an update does on a GPU and replays it, which
-    for small models is most of the time saved.
+    ``compile`` fuses the operations between matrix products. ``graph`` records all that an update
+    does on a GPU and replays it, which saves most of the time of small models.
     """
 
     def __init__(
@@ -50,12 +52,12 @@ class PackedStep:
         models: Sequence[LanguageModel],
         optimisers: Sequence[OptimiserConfig],
         *,
-        precision: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        precision: Precision = nullcontext,
         compile: bool = False,
         graph: bool = False,
     ):
         self.model, self.precision = models[0], precision
-        self.model.checks_tokens = False  # looking at values is not possible while batched
+        self.model.checks_tokens = False  # vmap allows no look at values
         named = [model.state_dict(keep_vars=True) for model in models]
         learned = {name: p for name, p in named[0].items() if p.requires_grad}
         stacked = {name: torch.stack([own[name].detach() for own in named]) for name in named[0]}
@@ -64,12 +66,12 @@ class PackedStep:
         self.optimiser = PackedOptimiser(own, by_muon, optimisers)
         self.weights = stacked | self.optimiser.weights
         self.leaves: list[Tensor] = list(self.optimiser.weights.values())
-        """What gradients are asked of."""
+        """The tensors that gradients are taken with respect to."""
         self.losses: Callable[..., Tensor] = self.losses_of_all
         if len(models) == 1:
             self.losses = self.loss_of_one
             self.leaves = [learned[name] for name in self.optimiser.weights]
-            for name, value in self.weights.items():  # the model's own weights lie in the buffer
+            for name, value in self.weights.items():  # put the model's own weights in the buffer
                 named[0][name].data = value[0].detach()
         self.optimise: Callable[..., Tensor] = self.optimiser.step
         self.is_proven = not compile or len(models) == 1
@@ -86,16 +88,10 @@ class PackedStep:
             self.updated, self.estimated = Graphed(self.update), Graphed(self.estimate)
 
     def __call__(
-        self,
-        x: Tensor,
-        y: Tensor,
-        masks: Tensor | None,
-        rates: Tensor,
-        *,
-        steps: int | None = None,
+        self, x: Tensor, y: Tensor, masks: Tensor | None, rates: Tensor, *, steps: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Losses (P,), and which of them led to an update: a run whose loss or gradient is not
-        finite stays as it is."""
+        """Losses (P,), and which runs were updated: one whose loss or gradient is not finite stays
+        as it is."""
         self.model.train()
         if not self.is_proven:
             self.prove(x, y, masks, steps)
@@ -123,13 +119,11 @@ class PackedStep:
         return losses, self.optimise(self.optimiser.flat.joined(shaped), losses, rates)
 
     def prove(self, x: Tensor, y: Tensor, masks: Tensor | None, steps: int | None) -> None:
-        """Do without compilation if it gets the gradients wrong: torch 2.11 does with a rate for
-        each step, and training went on, to a worse model. What is compiled must be about as near
-        to float32's gradients as what is not."""
+        """Give up compilation if it gets the gradients wrong. (torch 2.11 does with a rate for each
+        step, and trained a worse model without a warning.) Compiled gradients must be about as
+        close to those of float32 as gradients that are not compiled."""
 
-        def gradients(
-            losses: Callable[..., Tensor], precision: Callable[[], AbstractContextManager[Any]]
-        ) -> tuple[Tensor, ...]:
+        def gradients(losses: Callable[..., Tensor], precision: Precision) -> tuple[Tensor, ...]:
             with self.computing(precision):
                 return torch.autograd.grad(losses(x, y, masks, steps).sum(), self.leaves)
 
@@ -160,17 +154,14 @@ class PackedStep:
     ) -> Tensor:
         def loss(weights: dict[str, Tensor], x: Tensor, y: Tensor, masks: Tensor | None) -> Tensor:
             options = {"masks": masks, "steps": steps}
-            _, value = functional_call(self.model, weights, (x, y), options)
-            return value
+            return functional_call(self.model, weights, (x, y), options)[1]
 
         dims = (0, 0, 0, None if masks is None else 0)
         return vmap(loss, in_dims=dims)(self.weights, x, y, masks)
 
     @contextmanager
-    def computing(
-        self, precision: Callable[[], AbstractContextManager[Any]] | None = None
-    ) -> Iterator[None]:
-        """In the asked-for precision and, where several runs go through one model, batched."""
+    def computing(self, precision: Precision | None = None) -> Iterator[None]:
+        """Compute in this precision and, if there are several runs, with what vmap supports."""
         with ExitStack() as stack:
             stack.enter_context((precision or self.precision)())
             if len(self.optimiser.lr) > 1:

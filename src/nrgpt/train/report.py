@@ -1,5 +1,7 @@
-"""What a run says of itself: a progress bar, metrics.jsonl, curves, and what else is asked for."""
+"""What a run reports: metrics.jsonl, progress on the screen, a picture of its losses."""
 
+import dataclasses
+import importlib
 import json
 import os
 import platform
@@ -12,16 +14,17 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from ..dynamics.figures import new_figure, save
 from ..files import write_atomically
 from .config import TrainConfig
 
 console = Console(stderr=True)
 COMMIT = "NRGPT_COMMIT"
-"""Environment variable: the commit to record, where git does not know it."""
+"""Environment variable: the commit to record if git cannot tell."""
 
 
 class Report:
-    """metrics.jsonl always; the screen; TensorBoard and Weights & Biases where asked for."""
+    """Reports to metrics.jsonl, the screen and, if asked, TensorBoard and Weights & Biases."""
 
     def __init__(self, run: Path, cfg: TrainConfig, step: int, quiet: bool, show: bool = True):
         """A ``quiet`` report does nothing; one that does not ``show`` leaves the screen alone."""
@@ -42,11 +45,16 @@ class Report:
         self.task = self.progress.add_task("training", total=cfg.iterations, status="")
         self.progress.update(self.task, completed=step)
         self.progress.start()
-        self.tensorboard = open_tensorboard(run) if cfg.tensorboard and not quiet else None
-        self.wandb = open_wandb(run, cfg) if cfg.wandb and not quiet else None
+        self.tensorboard = self.wandb = None
+        if cfg.tensorboard and not quiet:
+            module = extra("tensorboard", "torch.utils.tensorboard")
+            self.tensorboard = module.SummaryWriter(run / "tensorboard")
+        if cfg.wandb and not quiet:
+            options = {"name": run.name, "dir": run, "config": dataclasses.asdict(cfg)}
+            self.wandb = extra("wandb", "wandb").init(project="nrgpt", **options)
 
     def drop_after(self, step: int) -> None:
-        """Forget lines past the checkpoint that the run goes on from: they will come again."""
+        """Drop the lines after the checkpoint that a run resumes from: they will come again."""
         if self.metrics.exists() and not self.quiet:
             entries = read_metrics(self.run)
             kept = [json.dumps(e) for e in entries if e["step"] <= step]
@@ -60,7 +68,7 @@ class Report:
         status = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
         self.progress.update(self.task, completed=step, status=status)
         if self.show and not console.is_terminal:
-            console.print(f"step {step:6d}  {status}", highlight=False, soft_wrap=True)
+            console.print(f"iteration {step:6d}  {status}", highlight=False, soft_wrap=True)
         if self.tensorboard is not None:
             for name, value in values.items():
                 self.tensorboard.add_scalar(name, value, step)
@@ -79,26 +87,15 @@ class Report:
             self.wandb.finish()
 
 
-def open_tensorboard(run: Path) -> Any:
+def extra(option: str, module: str) -> Any:
     try:
-        from torch.utils.tensorboard import SummaryWriter
+        return importlib.import_module(module)
     except ImportError:
-        raise ValueError("tensorboard = True: pip install 'nrgpt[tensorboard]'") from None
-    return SummaryWriter(run / "tensorboard")
-
-
-def open_wandb(run: Path, cfg: TrainConfig) -> Any:
-    try:
-        import wandb
-    except ImportError:
-        raise ValueError("wandb = True: pip install 'nrgpt[wandb]'") from None
-    import dataclasses
-
-    return wandb.init(project="nrgpt", name=run.name, dir=run, config=dataclasses.asdict(cfg))
+        raise ValueError(f"{option} = True: pip install 'nrgpt[{option}]'") from None
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """The entries of metrics.jsonl; a last line that a crash cut short is left out."""
+    """The entries of metrics.jsonl, without a last line that a crash cut short."""
     entries = []
     for line in (run / "metrics.jsonl").read_text().splitlines():
         try:
@@ -112,9 +109,10 @@ def environment() -> dict[str, Any]:
     """Where a result came from."""
     package = Path(__file__).parent
     git = ["git", "-C", str(package), "describe", "--always", "--dirty", "--abbrev=40"]
-    commit = os.environ.get(COMMIT, "")  # a copy of the code may have no repository, or an old one
-    if not commit:
-        commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    commit = (
+        os.environ.get(COMMIT)
+        or subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    )
     return {
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "commit": commit or None,
@@ -126,16 +124,13 @@ def environment() -> dict[str, Any]:
     }
 
 
-def plot_losses(run: Path) -> Path | None:
-    """RUN/losses.png, if matplotlib is there."""
+def plot_losses(run: Path) -> None:
+    """RUN/losses.png, if matplotlib is installed."""
     try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        import matplotlib.pyplot as plt
-    except ImportError:
-        return None
-    figure, axis = plt.subplots(figsize=(7, 4), constrained_layout=True)
+        figure = new_figure(7, 4)
+    except ValueError:
+        return
+    axis = figure.subplots()
     styles: dict[str, dict[str, Any]] = {
         "loss": {"label": "batch, with dropout", "alpha": 0.4},
         "train_loss": {"label": "training data", "marker": "."},
@@ -149,7 +144,4 @@ def plot_losses(run: Path) -> Path | None:
     axis.set(xlabel="iteration", ylabel="loss (nats)", title=run.name)
     axis.grid(alpha=0.3)
     axis.legend()
-    path = run / "losses.png"
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
-    return path
+    save(figure, run / "losses", ["png"])

@@ -1,4 +1,4 @@
-"""What is measured once, when a run has finished."""
+"""What is measured when a run has finished."""
 
 import dataclasses
 import json
@@ -25,33 +25,21 @@ def write_result(
     dataset: Dataset,
     cfg: TrainConfig,
     state: dict[str, Any],
-) -> dict[str, Any]:
-    """The results of a finished run; written into its folder if there is one to write into (of
-    several processes, which must all take part, only the first one writes)."""
-    best = state["best"]
-    result = {
-        "step": state["step"],
-        "best_val_loss_estimate": best.get("val_loss"),
-        "best_step": best.get("step"),
-        "rollbacks": state["rollbacks"],
-        "dataset": dataset.fingerprint,
-        **final_results(model, dataset, cfg),
-    }
-    continued = samples(model, dataset)
-    if run is not None:
-        (run / "samples.txt").write_text(continued)
-        write_atomically(run / "result.json", json.dumps(result, indent=1))
-        plot_losses(run)
-    return result
+) -> None:
+    """Measure a finished run, and write result.json, samples.txt and losses.png into its folder.
 
-
-def final_results(model: LanguageModel, dataset: Dataset, cfg: TrainConfig) -> dict[str, Any]:
-    """The loss on every token of the validation split, in the precision of training (bfloat16
-    changes it by less than 1e-4, and float32 takes many times as long on a GPU), counts and, for
-    ListOps, the accuracy."""
+    The loss counts every token of the validation split. It is computed in the precision of
+    training: bfloat16 changes it by less than 1e-4, and float32 takes many times as long on a GPU.
+    With several processes all must take part, but only the first has a folder to write into.
+    """
     with autocast(cfg, model.tokens.device):
         whole = split_loss(model, dataset.tokens("val"))
-    results: dict[str, Any] = {
+    result: dict[str, Any] = {
+        "step": state["step"],
+        "best_val_loss_estimate": state["best"].get("val_loss"),
+        "best_step": state["best"].get("step"),
+        "rollbacks": state["rollbacks"],
+        "dataset": dataset.fingerprint,
         "val_loss_full": whole.loss,
         "val_loss_full_tokens": whole.tokens,
         "val_loss_full_least_context": whole.least_context,
@@ -59,12 +47,16 @@ def final_results(model: LanguageModel, dataset: Dataset, cfg: TrainConfig) -> d
     }
     if cfg.data.task == "listops":
         tests = read_tests(dataset.folder)
-        results["listops"] = listops_accuracy(model, tests, dataset.tokenizer).as_dict()
-    return results
+        result["listops"] = listops_accuracy(model, tests, dataset.tokenizer).as_dict()
+    continued = samples(model, dataset)
+    if run is not None:
+        (run / "samples.txt").write_text(continued)
+        write_atomically(run / "result.json", json.dumps(result, indent=1))
+        plot_losses(run)
 
 
 def samples(model: LanguageModel, dataset: Dataset, *, number: int = 3, seed: int = 0) -> str:
-    """Continuations of the starts of some validation windows, at temperature 0.8."""
+    """Some validation windows, each continued by the model at temperature 0.8."""
     context = model.cfg.context
     stream = dataset.tokens("val")
     starts, _ = stream.batch(seed=seed, step=0, size=number, context=max(1, context // 4))

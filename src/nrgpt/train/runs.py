@@ -1,4 +1,4 @@
-"""Run folders: their configuration, model and tokenizer."""
+"""Run folders: configuration, model and tokenizer of a run."""
 
 import dataclasses
 import functools
@@ -32,16 +32,16 @@ class Run:
     model: LanguageModel
     step: int
     faults: tuple[str, ...] = ()
-    """What was wrong with checkpoints that were passed over."""
+    """What was wrong with the checkpoints that were not used."""
 
     def dataset(self, *, verify: bool = True) -> Dataset:
-        """What it was trained on; made again if it is missing and can be."""
+        """The dataset it was trained on, made again if it is missing and that is possible."""
         prepare_dataset(self.cfg.data)
         return open_dataset(self.cfg.data, self.cfg.model.vocab_size, verify=verify)
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
-        """As kept beside the weights, so that nothing of the dataset is needed; else its own."""
+        """The one kept in the run folder, so that the dataset is not needed; else the dataset's."""
         kept = self.folder / TOKENIZER
         if not kept.is_file():
             return self.dataset(verify=False).tokenizer
@@ -49,11 +49,11 @@ class Run:
             return load_tokenizer(json.loads(kept.read_text()))
         except ValueError as error:
             raise ValueError(
-                f"{kept}: not a tokenizer ({error}); remove it, and that of the dataset is taken"
+                f"{kept}: not a tokenizer ({error}); remove it to use that of the dataset"
             ) from error
 
     def encode(self, text: str) -> list[int]:
-        """Tokens of a text; of ListOps, as people write it."""
+        """The tokens of a text. A ListOps expression may be written as people write it."""
         tokenizer = self.tokenizer
         if self.cfg.data.task == "listops" and isinstance(tokenizer, SymbolTokenizer):
             return read_expression(text, tokenizer)
@@ -67,9 +67,9 @@ class Run:
 
 
 def load_run(folder: Path | str, step: int | None = None, *, device: str = "cpu") -> Run:
-    """The model of a run at its best checkpoint, or at a given step, without its optimiser.
+    """The model of a run at its best checkpoint or at that of a given iteration, for evaluation.
 
-    Where the best one is gone or damaged, it is the newest that can be used.
+    If the best checkpoint is gone or damaged, the newest intact one is used.
     """
     folder = Path(folder)
     config = folder / "config.json"
@@ -81,8 +81,8 @@ def load_run(folder: Path | str, step: int | None = None, *, device: str = "cpu"
     if newest is None:
         said = f" ({'; '.join(faults)})" if faults else ""
         raise FileNotFoundError(
-            f"{folder} has no valid checkpoint{said}; train it again, or if it was finished and "
-            "they were deleted, remove the folder first"
+            f"{folder} has no valid checkpoint{said}; train it again (if it was finished and its "
+            "checkpoints were deleted, remove the folder first)"
         )
     state = json.loads((newest / "state.json").read_text())
     wanted = state["best"].get("step", state["step"]) if step is None else step
@@ -90,7 +90,7 @@ def load_run(folder: Path | str, step: int | None = None, *, device: str = "cpu"
     if step is not None and not chosen.is_dir():
         kept = ", ".join(path.name for path in sorted(saved.glob("step-*")))
         raise FileNotFoundError(f"step = {step}: {folder} keeps {kept}")
-    if chosen != newest and (fault := fault_of(chosen)):  # the newest one has been checked
+    if chosen != newest and (fault := fault_of(chosen)):  # the newest is known to be intact
         if step is not None:
             raise CheckpointError(fault)
         chosen = newest
@@ -101,7 +101,7 @@ def load_run(folder: Path | str, step: int | None = None, *, device: str = "cpu"
 
 
 def check_config(cfg: TrainConfig, run: Path) -> None:
-    """Write RUN/config.json, or refuse to go on with a run of another configuration."""
+    """Write RUN/config.json. A folder that holds a run of another configuration is refused."""
     path = run / "config.json"
     if path.exists():
         differ = differences(read_config(path), cfg)
@@ -118,20 +118,19 @@ def check_config(cfg: TrainConfig, run: Path) -> None:
 
 
 def read_config(path: Path) -> TrainConfig:
-    """The configuration in a run's config.json. A field that it does not have yet is taken at its
-    default."""
+    """The configuration in a run's config.json. Fields that were added since have their default."""
     try:
         fields = json.loads(path.read_text())
     except json.JSONDecodeError as error:
         raise ValueError(
-            f"{path}: no configuration ({error}); put back the one it was, or choose another folder"
+            f"{path}: no configuration ({error}); restore the file, or choose another folder"
         ) from error
     return config_of(fields, path)
 
 
 def config_of(fields: Mapping[str, Any], where: Path | str) -> TrainConfig:
-    """The configuration of a stored run. Its plugins must be there already: no run folder may make
-    code run."""
+    """The configuration of a stored run. Its plugins must have been loaded before: opening a run
+    folder must never run code."""
     for plugin in fields.get("plugins", ()):
         if plugin not in PLUGINS:
             raise ValueError(
@@ -141,8 +140,14 @@ def config_of(fields: Mapping[str, Any], where: Path | str) -> TrainConfig:
     return from_dict(TrainConfig, fields)
 
 
+def is_finished(cfg: TrainConfig, run: Path) -> bool:
+    """Whether a run has the result of its last iteration."""
+    path = run / "result.json"
+    return path.exists() and json.loads(path.read_text())["step"] == cfg.iterations
+
+
 def differences(stored: TrainConfig, cfg: TrainConfig) -> dict[str, str]:
-    """Where a stored configuration is not this one, by field."""
+    """The fields in which a stored configuration differs from this one."""
     values = {name: operator.attrgetter(name) for name in known_names(cfg)}
     return {
         name: f"{name}: {value(stored)!r} -> {value(cfg)!r}"

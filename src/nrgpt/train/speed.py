@@ -1,5 +1,4 @@
-"""What decides how fast a run is: precision, compilation, the arithmetic of a token, and how fast
-this machine multiplies."""
+"""Precision and compilation, PyTorch's count of FLOPs, and how fast this machine multiplies."""
 
 import time
 from contextlib import nullcontext
@@ -10,7 +9,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ..language_model import LanguageModel
 from ..model.config import ModelConfig
-from ..model.flops import flops_per_token
 from .config import TrainConfig
 
 
@@ -21,18 +19,9 @@ def autocast(cfg: TrainConfig, device: torch.device) -> Any:
     return torch.autocast(device.type, dtype=torch.bfloat16)
 
 
-def training_flops_per_token(cfg: ModelConfig, batch: int) -> float:
-    """Matrix-product FLOPs of training on one token of so many sequences that go through the model
-    together, attention counted as if it had no mask. By formula or, for an energy of one's own, by
-    PyTorch's counter on a model of shapes alone."""
-    try:
-        return flops_per_token(cfg, batch=batch)
-    except ValueError:
-        return counted_flops_per_token(cfg, batch)
-
-
 def counted_flops_per_token(cfg: ModelConfig, batch: int = 1) -> float:
-    """The same by PyTorch's counter."""
+    """PyTorch's count of what ``flops_per_token`` adds up from the parts of a model: forward and
+    backward pass of a batch through the whole model, divided by its tokens."""
     with torch.device("meta"):
         model = LanguageModel(cfg)
         idx = torch.zeros(batch, cfg.context, dtype=torch.long)
@@ -44,39 +33,38 @@ def counted_flops_per_token(cfg: ModelConfig, batch: int = 1) -> float:
 
 
 def matrix_product_rate(device: torch.device, precision: str) -> float:
-    """FLOP/s of a large product: what model-FLOP utilisation is measured against. The fastest of
-    many, since another process on the machine can only make it slower."""
+    """FLOP/s of a large matrix product, the reference for model-FLOP utilisation. The fastest of
+    several counts: other processes on the machine can only slow it down."""
     is_cuda = device.type == "cuda"
     size = 8192 if is_cuda else 1024
     dtype = torch.bfloat16 if precision != "fp32" and is_cuda else torch.float32
     a = torch.randn(size, size, device=device, dtype=dtype)
+    wait = torch.cuda.synchronize if is_cuda else lambda: None
     seconds = []
     for _ in range(20 if is_cuda else 5):
-        if is_cuda:
-            torch.cuda.synchronize()
+        wait()
         start = time.perf_counter()
         a @ a
-        if is_cuda:
-            torch.cuda.synchronize()
+        wait()
         seconds.append(time.perf_counter() - start)
     return 2 * size**3 / min(seconds)
 
 
 DEEP = 24
-"""Steps up to which a model is compiled as a whole."""
+"""Models with at most this many steps are compiled as a whole."""
 
 
 def compile_model(model: LanguageModel) -> None:
-    """Compile in place: the whole model, all steps unrolled, or one step of a deep one, since
-    compiling takes as long as there are steps."""
+    """Compile in place: the whole model with all its steps unrolled or, since that takes longer the
+    more steps there are, the one block of a deep model, to be used at every step."""
     forget_compiled()
     if model.cfg.steps <= DEEP or len(model.blocks) > 1:
         model.compile(dynamic=False)
-        return
-    model.blocks[0].compile()  # for any step: it is told which one it is
+    else:
+        model.blocks[0].compile()
 
 
 def forget_compiled() -> None:
-    """What a process compiled before counts against a limit, beyond which nothing is compiled; and
-    after a model of one batch, one of another would be compiled for any, which is slower."""
+    """Start afresh. Torch compiles only so many versions of a function, and once it has seen two
+    batch sizes, it compiles for any size, which is slower."""
     torch.compiler.reset()

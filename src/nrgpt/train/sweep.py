@@ -1,13 +1,13 @@
 """Many runs of one preset: a grid, or a search with Optuna.
 
-Each run is an ordinary run folder, so a sweep that was stopped goes on when started again: finished
-runs are read, unfinished ones go on, the rest follow.
+Each run has an ordinary run folder, so a sweep that was stopped resumes when started again: results
+of finished runs are read, unfinished runs go on, the others follow.
 """
 
 import itertools
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,20 @@ from rich.console import Console
 from rich.table import Table
 
 from ..check import check_choice
+from ..dynamics.figures import new_figure, save
 from .config import TrainConfig
 from .faults import DIVERGED, Interrupt, TrainingError
 from .loop import train, train_packed
 from .overrides import override, parse
-from .runs import check_config
-from .updates import shape_of
+from .presets import GRIDS
+from .runs import check_config, is_finished
+from .updates import by_shape
 
 screen = Console()
 OBJECTIVE = "val_loss_full"
 RANGE = re.compile(r"(log|uniform|int)\((.+),(.+)\)")
+Row = dict[str, Any]
+Choices = dict[str, list[str]]
 
 
 def run_sweep(
@@ -37,13 +41,11 @@ def run_sweep(
     trials: int | None = None,
     storage: str | None = None,
     packed: int | None = None,
-) -> list[dict[str, Any]]:
-    """Run all there is to run; returns, prints and plots a row for each. ``packed`` runs of one
-    shape are trained at a time, in one process; one by one if it is None."""
+) -> list[Row]:
+    """Carry out all runs; returns, prints and plots a row for each. ``packed`` trains that many
+    runs of one shape together; None trains them one by one."""
     choices = read_choices(assignments)
     if grid is not None:
-        from .presets import GRIDS
-
         check_choice("grid", grid, GRIDS)
         choices = {key: list(map(str, values)) for key, values in GRIDS[grid].items()} | choices
     if packed is not None and trials is not None:
@@ -60,8 +62,8 @@ def run_sweep(
     return rows
 
 
-def read_choices(assignments: Sequence[str]) -> dict[str, list[str]]:
-    """model.width=32,64 -> {"model.width": ["32", "64"]}; ranges are kept in one piece."""
+def read_choices(assignments: Sequence[str]) -> Choices:
+    """model.width=32,64 -> {"model.width": ["32", "64"]}; a range such as log(1,2) is one value."""
     choices = {}
     for assignment in assignments:
         key, equals, values = assignment.lstrip("-").partition("=")
@@ -72,18 +74,21 @@ def read_choices(assignments: Sequence[str]) -> dict[str, list[str]]:
 
 
 def split_values(text: str) -> list[str]:
-    """At commas that are in no parentheses: ("max","min"),("sum",) are two tuples."""
+    """Split at commas outside parentheses: ("max","min"),("sum",) are two tuples."""
     return [value for value in re.split(r",(?![^()]*\))", text) if value]
 
 
-def run_one(cfg: TrainConfig, chosen: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """A row of results; a run that is already finished is only read. A run whose loss stays not
-    finite is a result too, without a loss: the others go on."""
-    path = folder / "result.json"
-    own = override(cfg, [f"{key}={value}" for key, value in chosen.items()])
-    result = json.loads(path.read_text()) if path.exists() else None
-    if result is not None and result["step"] == own.iterations:
+def changed(cfg: TrainConfig, chosen: Row) -> TrainConfig:
+    return override(cfg, [f"{key}={value}" for key, value in chosen.items()])
+
+
+def run_one(cfg: TrainConfig, chosen: Row, folder: Path) -> Row:
+    """The row of one run, read from its folder if it is finished. A run that diverges for good
+    gives a row without a loss, and the sweep goes on."""
+    own = changed(cfg, chosen)
+    if is_finished(own, folder):
         check_config(own, folder)
+        result = json.loads((folder / "result.json").read_text())
         return {**chosen, **result, "run": folder.name}
     try:
         return {**chosen, **train(own, folder), "run": folder.name}
@@ -95,25 +100,21 @@ def run_one(cfg: TrainConfig, chosen: dict[str, Any], folder: Path) -> dict[str,
 
 
 def run_grid(
-    cfg: TrainConfig,
-    choices: dict[str, list[str]],
-    folder: Path,
-    packed: int | None,
-    skip_impossible: bool,
-) -> list[dict[str, Any]]:
+    cfg: TrainConfig, choices: Choices, folder: Path, packed: int | None, skip_impossible: bool
+) -> list[Row]:
     for key, values in choices.items():
         if RANGE.fullmatch(values[0]):
             raise ValueError(f"{key}={values[0]}: a range needs a search; add --trials N")
     combinations = [
         dict(zip(choices, values, strict=True)) for values in itertools.product(*choices.values())
     ]
-    # All must be possible before the first one starts. The paper's grids have combinations that
-    # are not, such as width 380 with 8 heads: those are left out.
-    cfgs: list[TrainConfig] = []
+    # Errors come before the first run starts. The paper's grids hold impossible combinations, such
+    # as width 380 with 8 heads: those are left out.
+    runs: list[tuple[TrainConfig, Path]] = []
     possible, refused = [], []
     for chosen in combinations:
         try:
-            cfgs.append(override(cfg, [f"{k}={v}" for k, v in chosen.items()]))
+            runs.append((changed(cfg, chosen), folder / folder_name(chosen)))
             possible.append(chosen)
         except ValueError as error:
             refused.append(error)
@@ -122,49 +123,30 @@ def run_grid(
     if refused:
         count = f"{len(refused):,} of {len(combinations):,} combinations are left out"
         screen.print(f"{count}, the first because of {refused[0]}", highlight=False)
-    combinations = possible
-    if packed is not None:
-        run_packed(cfgs, [folder / folder_name(chosen) for chosen in combinations], packed)
-    rows = []
-    for number, chosen in enumerate(combinations, 1):
-        own = folder / folder_name(chosen)
-        screen.print(f"run {number} of {len(combinations)}: {own.name}", highlight=False)
+    unfinished = [(own, run) for own, run in runs if not is_finished(own, run)]
+    for pack in by_shape(unfinished, lambda _: packed) if packed else ():
+        screen.print(f"{len(pack)} runs together: {', '.join(run.name for _, run in pack)}")
         with Interrupt().watching() as interrupt:
-            rows.append(run_one(cfg, chosen, own))
-        if number < len(combinations):
+            try:
+                train_packed([own for own, _ in pack], [run for _, run in pack])
+            except TrainingError as error:
+                if error.code != DIVERGED:  # run_one will deal with the run that diverged
+                    raise
+        interrupt.heed()
+    rows = []
+    for number, (chosen, (_, run)) in enumerate(zip(possible, runs, strict=True), 1):
+        screen.print(f"run {number} of {len(runs)}: {run.name}", highlight=False)
+        with Interrupt().watching() as interrupt:
+            rows.append(run_one(cfg, chosen, run))
+        if number < len(runs):
             interrupt.heed()
     return rows
 
 
-def run_packed(cfgs: list[TrainConfig], folders: list[Path], limit: int) -> None:
-    """Train what is not finished yet, runs of one shape together, at most ``limit`` at a time."""
-    groups: dict[str, list[tuple[TrainConfig, Path]]] = {}
-    for cfg, folder in zip(cfgs, folders, strict=True):
-        path = folder / "result.json"
-        if not path.exists() or json.loads(path.read_text())["step"] < cfg.iterations:
-            groups.setdefault(repr(shape_of(cfg)), []).append((cfg, folder))
-    for group in groups.values():
-        for i in range(0, len(group), limit):
-            pack = group[i : i + limit]
-            screen.print(f"{len(pack)} runs together: {', '.join(f.name for _, f in pack)}")
-            with Interrupt().watching() as interrupt:
-                try:
-                    train_packed([cfg for cfg, _ in pack], [folder for _, folder in pack])
-                except TrainingError as error:  # run_one comes to the run in question again
-                    if error.code != DIVERGED:
-                        raise
-            interrupt.heed()
-
-
 def run_search(
-    name: str,
-    cfg: TrainConfig,
-    choices: dict[str, list[str]],
-    folder: Path,
-    trials: int,
-    storage: str | None,
-) -> list[dict[str, Any]]:
-    """Optuna proposes; its storage (an SQLite file, unless a URL is given) remembers."""
+    name: str, cfg: TrainConfig, choices: Choices, folder: Path, trials: int, storage: str | None
+) -> list[Row]:
+    """Optuna proposes the values, and keeps its trials in an SQLite file or at the given URL."""
     try:
         import optuna
     except ImportError:
@@ -177,7 +159,7 @@ def run_search(
         sampler=optuna.samplers.TPESampler(seed=cfg.seed),
     )
     for trial in study.get_trials(states=[optuna.trial.TrialState.RUNNING]):
-        # Left behind by a process that died: its folder tells whether there is work to go on with.
+        # A process died during this trial. Its folder shows whether there is work to resume.
         if (folder / folder_name(trial.params)).exists() and storage is None:
             study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
             study.enqueue_trial(trial.params, skip_if_exists=False)
@@ -210,40 +192,31 @@ def propose(trial: Any, key: str, values: list[str]) -> Any:
     if not (match := RANGE.fullmatch(values[0])):
         return trial.suggest_categorical(key, values) if len(values) > 1 else values[0]
     kind, low, high = match[1], parse(match[2].strip()), parse(match[3].strip())
-    suggest: dict[str, Callable[[], Any]] = {
-        "log": lambda: trial.suggest_float(key, low, high, log=True),
-        "uniform": lambda: trial.suggest_float(key, low, high),
-        "int": lambda: trial.suggest_int(key, low, high),
-    }
-    return suggest[kind]()
+    if kind == "int":
+        return trial.suggest_int(key, low, high)
+    return trial.suggest_float(key, low, high, log=kind == "log")
 
 
-def show(rows: list[dict[str, Any]], varied: list[str]) -> None:
+def show(rows: list[Row], varied: list[str]) -> None:
     table = Table("run", *varied, "validation loss", "parameters")
     for row in rows:
-        cells = [str(row[key]) for key in varied]
-        if row[OBJECTIVE] is None:
-            table.add_row(row["run"], *cells, "not finite", "")
-            continue
-        count = f"{row['parameters']['total']:,}"
-        table.add_row(row["run"], *cells, f"{row[OBJECTIVE]:.4f}", count)
+        last = ["not finite", ""]
+        if row[OBJECTIVE] is not None:
+            last = [f"{row[OBJECTIVE]:.4f}", f"{row['parameters']['total']:,}"]
+        table.add_row(row["run"], *(str(row[key]) for key in varied), *last)
     screen.print(table)
 
 
-def plot(rows: list[dict[str, Any]], varied: list[str], path: Path) -> None:
-    """Loss against each field that was varied."""
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        import matplotlib.pyplot as plt
-    except ImportError:
-        return
+def plot(rows: list[Row], varied: list[str], path: Path) -> None:
+    """Loss against each field that was varied, if matplotlib is installed."""
     rows = [row for row in rows if row[OBJECTIVE] is not None]
     if not varied or not rows:
         return
-    width = 4 * len(varied)
-    figure, axes = plt.subplots(1, len(varied), figsize=(width, 3.5), squeeze=False, sharey=True)
+    try:
+        figure = new_figure(4 * len(varied), 3.5)
+    except ValueError:
+        return
+    axes = figure.subplots(1, len(varied), squeeze=False, sharey=True)
     for axis, key in zip(axes[0], varied, strict=True):
         values = [parse(str(row[key])) for row in rows]
         is_numeric = all(isinstance(v, int | float) for v in values)
@@ -254,6 +227,4 @@ def plot(rows: list[dict[str, Any]], varied: list[str], path: Path) -> None:
             axis.set_xscale("log")
         axis.set(xlabel=key, ylabel="validation loss (nats)")
         axis.grid(alpha=0.3)
-    figure.tight_layout()
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    save(figure, path, ["png"])

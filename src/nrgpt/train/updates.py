@@ -1,13 +1,12 @@
 """Three ways to compute an update: plain, recorded as a CUDA graph, and packed.
 
-The trainer in loop.py sees the ``Update`` interface alone, so what surrounds an update is the same
-for all three.
+All three have the methods of ``Plain``, and the trainer in loop.py uses nothing else of them.
 """
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +28,7 @@ Tensors = tuple[dict[str, Tensor], dict[str, Tensor]]
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """A loss or gradient that is not finite. It changed no weights."""
+    """A loss or gradient was not finite. No weights were changed."""
 
     step: int
     loss: float
@@ -37,13 +36,13 @@ class Failure:
 
     def __str__(self) -> str:
         if math.isfinite(self.loss + self.norm):
-            return f"step {self.step}: loss or gradient of another process"
-        return f"step {self.step}: loss {self.loss:g}, gradient norm {self.norm:g}"
+            return f"iteration {self.step}: loss or gradient of another process"
+        return f"iteration {self.step}: loss {self.loss:g}, gradient norm {self.norm:g}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """What one update is computed from. Tensors are (runs, sequences, tokens)."""
+    """The input of one update. Tensors are (runs, sequences, tokens)."""
 
     step: int
     x: Tensor
@@ -55,40 +54,18 @@ class Batch:
     """The learning rate of each run, as a share of its largest."""
 
 
-class Update(Protocol):
-    """Holds the models and optimiser states of one or several runs, and updates them."""
-
-    is_deferred: bool
-    """Whether ``failures`` waits for the device. If so, the trainer asks only before it writes."""
-
-    def __call__(self, batch: Batch) -> Tensor:
-        """Update all runs; returns their losses, (runs,)."""
-
-    def failures(self) -> list[Failure | None]:
-        """The first failure of each run since it was loaded."""
-
-    def estimates(self, streams: Streams, seeds: Sequence[int]) -> list[float]:
-        """The mean loss of each run over ``eval_batches`` random batches, without dropout."""
-
-    def model(self, number: int) -> LanguageModel:
-        """The model of one run, to be evaluated."""
-
-    def tensors(self, number: int) -> Tensors:
-        """Weights and optimiser state of one run, as checkpoints hold them."""
-
-    def load(self, number: int, weights: dict[str, Tensor], state: dict[str, Tensor]) -> None:
-        """Take over what ``tensors`` gave."""
-
-
 def new_model(cfg: TrainConfig, where: World) -> LanguageModel:
     torch.manual_seed(cfg.seed)
     return LanguageModel(cfg.model).to(where.device)
 
 
 class Plain:
-    """One run with torch's optimisers, in one process or several."""
+    """Holds the model and optimiser state of one run, and updates them: with torch's optimisers, in
+    one process or several. The other kinds of update have the same methods, for several runs."""
 
     is_deferred = False
+    """Whether ``failures`` waits for the device. If so, the trainer calls it only before it writes
+    something."""
 
     def __init__(self, cfgs: Configs, where: World):
         cfg = cfgs[0]
@@ -107,6 +84,7 @@ class Plain:
         self.failure: Failure | None = None
 
     def __call__(self, batch: Batch) -> Tensor:
+        """Make an update; returns the losses of all runs, (runs,)."""
         torch.manual_seed(batch.seeds[0])
         loss, norm = self.gradients(batch)
         if self.where.any(not torch.isfinite(loss + norm)):
@@ -136,23 +114,28 @@ class Plain:
         return total, checkpoint.gathered(norm)
 
     def failures(self) -> list[Failure | None]:
+        """The first failure of each run since it was loaded."""
         return [self.failure]
 
     def estimates(self, streams: Streams, seeds: Sequence[int]) -> list[float]:
+        """The mean loss of each run over ``eval_batches`` random batches, without dropout."""
         cfg, stream = self.cfg, streams.together
         sizes = {"batches": cfg.eval_batches, "size": cfg.batch}
         with autocast(cfg, self.where.device):
             return [estimated_loss(self.own, stream, seed=seeds[0], **sizes)]
 
     def model(self, number: int) -> LanguageModel:
+        """The model of one run, for evaluation."""
         return self.own
 
     def tensors(self, number: int) -> Tensors:
-        # The weights first: asking for them is what makes FSDP shard them again after a loss.
+        """Weights and optimiser state of one run, as checkpoints hold them."""
+        # The weights come first, because FSDP shards them again only when they are asked for.
         weights = checkpoint.model_tensors(self.own)
         return weights, checkpoint.optimiser_tensors(self.own, self.optimisers)
 
     def load(self, number: int, weights: dict[str, Tensor], state: dict[str, Tensor]) -> None:
+        """Load what ``tensors`` returned."""
         checkpoint.load_model_tensors(self.own, weights)
         checkpoint.load_optimiser_tensors(self.own, self.optimisers, state)
         self.failure = None
@@ -207,7 +190,7 @@ class Packed:
             {name: value[number].detach().cpu().clone() for name, value in values.items()}
             for values in both
         )
-        # torch's AdamW counts updates in float32.
+        # AdamW of torch counts updates in float32.
         return weights, {n: v.float() if n.endswith("/step") else v for n, v in state.items()}
 
     @torch.no_grad()
@@ -215,7 +198,7 @@ class Packed:
         checkpoint.check_names(self.step.weights, weights)
         for name, value in self.step.weights.items():
             value[number] = weights[name]
-        # Before its first update, a plain run has no optimiser state.
+        # A plain run has no optimiser state before its first update.
         for name, value in self.step.optimiser.named_states().items():
             value[number] = state.get(name, 0)
         self.step.optimiser.failures[number] = -1
@@ -223,14 +206,12 @@ class Packed:
 
 class Recorded(Packed):
     """One run whose updates are recorded as a CUDA graph and replayed: a pack of one, without vmap.
-    It cannot use torch's optimisers, because torch.optim.Muon turns its learning rate into a Python
-    number, and a recording would repeat that number for ever."""
+    It does not use torch's optimisers, because torch.optim.Muon turns its learning rate into a
+    Python number, which would then be the same at every replay."""
 
 
-def choose_update(
-    cfgs: Sequence[TrainConfig], where: World
-) -> Callable[[Sequence[TrainConfig], World], Update]:
-    """The update for these runs; a ValueError if they ask for what cannot be combined."""
+def choose_update(cfgs: Configs, where: World) -> type[Plain | Packed]:
+    """The update for these runs. Raises a ValueError if they ask for what cannot be combined."""
     cfg = cfgs[0]
     if len(cfgs) > 1:
         check_alike(cfgs)
@@ -249,14 +230,14 @@ def choose_update(
 
 
 def refuse(cfg: TrainConfig, where: World, what: str, way_out: str) -> None:
-    """What neither a recorded nor a packed update can do."""
+    """Raise an error if the configuration asks for what recorded and packed updates cannot do."""
     asked = [
         f"{name} = {getattr(cfg, name)!r}"
         for name in ("accumulation", "checkpoint_steps", "deterministic", "parallel")
         if getattr(cfg, name) != getattr(TrainConfig, name)
     ]
     if cfg.random_steps is not None and cfg.model.block == "gpt":
-        # With fewer steps it leaves blocks out, and the optimiser would have to know which.
+        # With fewer steps it skips blocks, and the optimiser would have to know which.
         asked.append(f"random_steps = {cfg.random_steps} with model.block = 'gpt'")
     if where.size > 1:
         asked.append(f"{where.size} processes")
@@ -266,10 +247,25 @@ def refuse(cfg: TrainConfig, where: World, what: str, way_out: str) -> None:
 
 
 def shape_of(cfg: TrainConfig) -> TrainConfig:
-    """What runs must share to be packed: all but the seed, the data and the optimiser's numbers."""
+    """What packed runs must share: all but the seed, the data and the optimiser's numbers."""
     own = cfg.optimiser
     optimiser = OptimiserConfig(name=own.name, muon_eta=own.muon_eta, warmup=0)
     return dataclasses.replace(cfg, seed=0, optimiser=optimiser, data=DataConfig())
+
+
+def by_shape(
+    runs: Iterable[tuple[TrainConfig, Path]], most: Callable[[TrainConfig], int]
+) -> list[list[tuple[TrainConfig, Path]]]:
+    """Runs in packs of one shape, each with at most ``most`` runs."""
+    groups: dict[str, list[tuple[TrainConfig, Path]]] = {}
+    for cfg, run in runs:
+        groups.setdefault(repr(shape_of(cfg)), []).append((cfg, run))
+    return [
+        group[i : i + limit]
+        for group in groups.values()
+        for limit in [most(group[0][0])]
+        for i in range(0, len(group), limit)
+    ]
 
 
 def check_alike(cfgs: Configs) -> None:
