@@ -1,12 +1,11 @@
 """The experiments of the paper, and our own recipes, as functions that make a TrainConfig.
 
-``<task>_<model>`` is our recipe. ``<task>_<model>_paper`` follows the paper's text, and
-``<task>_<model>_released`` the code that its authors released. ``nrgpt presets`` lists them all.
+Names are ``<task>_<model>`` for our recipe, with ``_paper`` behind it for what the paper's text
+says and ``_released`` for what its authors' code does. ``nrgpt presets`` lists them all.
 """
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -24,11 +23,16 @@ MODELS: dict[str, dict[str, Any]] = {
     "rgpt_parallel": {"block": "rgpt_parallel"},
 }
 CERTIFIED: dict[str, Any] = {
-    "block": "nrgpt", "feedforward": "memory", "potential": "relu2", "hidden_factor": 8,
-    "rate": "gamma_per_step", "learn_alpha": False, "alpha_init": 1.0,
-}  # fmt: skip
-"""The energy provably falls at every step, for any weights. (With a hidden size of 8 D, its
-feed-forward part has as many parameters as the others'.)"""
+    "block": "nrgpt",
+    "feedforward": "memory",
+    "potential": "relu2",
+    "hidden_factor": 8,
+    "rate": "gamma_per_step",
+    "learn_alpha": False,
+    "alpha_init": 1.0,
+}
+"""Descent is proved at every step, whatever the weights become (hidden 8 D: as many parameters in
+the feed-forward part as the others)."""
 RELEASED_KINDS = {
     "nrgpt_ff1": "NRGPT_H_FF1",
     "nrgpt_ff2w": "NRGPT_H_FF2W",
@@ -36,29 +40,6 @@ RELEASED_KINDS = {
     "rgpt": "GPT_Rec",
     "rgpt_parallel": "GPT_Rec_parallel",
 }
-
-SCHEDULES: dict[str, dict[str, Any]] = {
-    "listops": {
-        "iterations": 100_000, "batch": 64, "graph": True,
-        "log_every": 100, "eval_every": 2_500, "save_every": 2_500,
-    },
-    "shakespeare": {
-        "iterations": 40_000, "batch": 64, "graph": True, "precision": "auto",
-        "log_every": 50, "eval_every": 500, "save_every": 1_000,
-    },
-    "owt": {
-        "iterations": 100_000, "compile": True, "precision": "bf16",
-        "log_every": 10, "eval_every": 1_000, "eval_batches": 10, "save_every": 1_000,
-    },
-    "debug": {
-        "iterations": 60, "batch": 8,
-        "log_every": 10, "eval_every": 20, "eval_batches": 2, "save_every": 20,
-    },
-    "demo": {
-        "iterations": 2_200, "batch": 32,
-        "log_every": 50, "eval_every": 1_100, "eval_batches": 4, "save_every": 550,
-    },
-}  # fmt: skip
 
 LISTOPS_WIDTHS = (8, 10, 13, 16, 20, 25, 32, 40, 51, 64, 81, 102, 128, 161, 203, 256)
 """The 16 widths of the paper's ListOps figure, 2^3 to 2^8 in equal ratios."""
@@ -74,7 +55,7 @@ GRIDS: dict[str, dict[str, tuple[Any, ...]]] = {
         "optimiser.final": (0.1, 0.05, 0.01),
     },
 }
-"""The paper's grids, by the name that ``nrgpt sweep --grid`` takes."""
+"""Named grids for ``nrgpt sweep``: the paper's."""
 
 
 def paper_model(kind: str, **fields: Any) -> ModelConfig:
@@ -110,20 +91,25 @@ def listops(kind: str, form: str) -> TrainConfig:
         model=make_model(form, kind, strict_mask=True, vocab_size=size, **sizes),
         data=DataConfig(task="listops", listops=data),
         optimiser=OptimiserConfig(lr=5e-4, final=0.04, decay="exponential"),
-        **SCHEDULES["listops"],
+        iterations=100_000,
+        batch=64,
+        eval_every=2_500,
+        save_every=2_500,
+        log_every=100,
+        graph=True,
     )
-    if form:
+    if form in ("paper", "released"):
         return cfg
-    # No expression of depth 2 has more than 60 tokens, so further positions would never be used.
+    # No expression of depth 2 is longer than 60 tokens: more positions are parameters for nothing.
     ours = OptimiserConfig(name="muon", lr=6e-3, muon_lr=0.04, decay="cosine", final=0.05)
     sizes = {"model.heads": 4, "model.context": 64}
     return replace(cfg, {**sizes, "optimiser": ours, "iterations": 12_000, "precision": "auto"})
 
 
 def energy_figure(steps: int, rate: str) -> TrainConfig:
-    """ListOps with many inference steps: the paper plots the energies of these models."""
+    """ListOps with many steps, whose energies the paper plots."""
     model = {"model.steps": steps, "model.rate": rate, "model.learn_gamma": rate != "identity"}
-    is_deep = steps > 50  # recomputes its steps to save memory, which a CUDA graph cannot do
+    is_deep = steps > 50  # then its steps are recomputed, which cannot be recorded
     cfg = listops("nrgpt_ff1", "paper")
     return replace(cfg, {**model, "checkpoint_steps": is_deep, "graph": not is_deep})
 
@@ -147,9 +133,15 @@ def shakespeare(kind: str, form: str) -> TrainConfig:
         model=make_model(form, kind, vocab_size=65, context=256, dropout=0.1, **sizes),
         data=DataConfig(task="shakespeare"),
         optimiser=OptimiserConfig(lr=lr),
-        **SCHEDULES["shakespeare"],
+        iterations=40_000,
+        batch=64,
+        precision="auto",
+        eval_every=500,
+        save_every=1_000,
+        log_every=50,
+        graph=True,
     )
-    if form:
+    if form in ("paper", "released"):
         return cfg
     ours = OptimiserConfig(name="muon", lr=2e-3, muon_lr=0.02, final=0.02)
     model = {"model.heads": 4, "model.dropout": 0.05}
@@ -165,18 +157,18 @@ OWT_RATES = {
     "nrgpt_ff1": (1e-4, 0.7),
     "nrgpt_ff2w": (1e-4, 0.7),
 }
-"""At equal width: the learning rate, and the share of it that is left at the end."""
+"""At equal width: the learning rate, and its last value as a share."""
 OWT_EQUAL_PARAMETERS = {
-    "nrgpt_ff2w": ({"width": 1536, "steps": 6}, 3e-5),
     "gpt": ({"width": 768, "steps": 12}, 7e-4),
     "rgpt_parallel": ({"width": 1740, "steps": 6}, 6e-4),
+    "nrgpt_ff2w": ({"width": 1536, "steps": 6}, 3e-5),
 }
 """At equal parameters (124M to 128M, tied): sizes and learning rate."""
 OURS_NRGPT = {"model.alpha_init": 4.0, "model.rate": "free_per_term", "optimiser.muon_eta": True}
-"""With these, NRGPT catches up with GPT: experiments/text_rates and text_steps."""
+"""What made up for GPT's lead: experiments/text_rates and text_steps."""
 OURS_EQUAL_PARAMETERS = {"model.width": 1728, "model.steps": 12}
-"""Low-rank heads have fewer parameters than the paper's heads, so NRGPT needs this width to have as
-many as GPT (124.5M). It also has twice the paper's steps: see experiments/text_steps."""
+"""NRGPT with low-rank heads has fewer parameters than the paper's of the same width: as many as
+GPT take this one (124.5M). Twice the steps: experiments/text_steps."""
 
 
 def openwebtext(kind: str, form: str, equal_parameters: bool = False) -> TrainConfig:
@@ -189,11 +181,17 @@ def openwebtext(kind: str, form: str, equal_parameters: bool = False) -> TrainCo
         model=make_model(form, kind, vocab_size=50_304, context=1_024, heads=12, **sizes),
         data=DataConfig(task="text"),
         optimiser=OptimiserConfig(lr=lr, final=final, warmup=2_000),
+        iterations=100_000,
         batch=384 if form == "released" else 480,
         accumulation=4 if form == "released" else 5,
-        **SCHEDULES["owt"],
+        precision="bf16",
+        compile=True,
+        eval_every=1_000,
+        eval_batches=10,
+        save_every=1_000,
+        log_every=10,
     )
-    if form:
+    if form in ("paper", "released"):
         return cfg
     ours = OptimiserConfig(name="muon", lr=6e-4, muon_lr=0.02, warmup=500)
     cfg = dataclasses.replace(cfg, optimiser=ours)
@@ -211,48 +209,108 @@ def debug() -> TrainConfig:
         ),
         data=DataConfig(task="listops", listops=data),
         optimiser=OptimiserConfig(lr=3e-3, warmup=5),
-        **SCHEDULES["debug"],
+        iterations=60,
+        batch=8,
+        log_every=10,
+        eval_every=20,
+        eval_batches=2,
+        save_every=20,
     )
 
 
 def demo() -> TrainConfig:
     """ListOps (max, median, min) in a few minutes on two CPU cores."""
     data = dataclasses.replace(RELEASED, functions=("max", "median", "min"))
-    sizes: dict[str, Any] = {"context": 64, "width": 64, "heads": 4, "steps": 5}
     return TrainConfig(
         model=ModelConfig(
-            vocab_size=vocabulary(data), hidden_factor=2, rate="free_per_step", **sizes
+            vocab_size=vocabulary(data),
+            context=64,
+            width=64,
+            heads=4,
+            steps=5,
+            hidden_factor=2,
+            rate="free_per_step",
         ),
         data=DataConfig(task="listops", listops=data),
         optimiser=OptimiserConfig(name="muon", lr=6e-3, warmup=50, final=0.05),
-        **SCHEDULES["demo"],
+        iterations=2_200,
+        batch=32,
+        log_every=50,
+        eval_every=1_100,
+        eval_batches=4,
+        save_every=550,
     )
 
 
 def certified(make: Callable[[str, str], TrainConfig]) -> TrainConfig:
-    """Our recipe for NRGPT-FF2W, with an energy that provably falls at every step."""
+    """Our recipe for NRGPT-FF2W, with energies and a rate whose descent is proved at every step."""
     model = {f"model.{name}": value for name, value in CERTIFIED.items()}
     return replace(make("nrgpt_ff2w", ""), {**model, "optimiser.muon_eta": False})
 
-
-FORMS = {"": "", "_paper": "paper", "_released": "released"}
-TASKS = {"listops": listops, "shakespeare": shakespeare, "owt": openwebtext}
 
 RECIPES: dict[str, tuple[Any, ...]] = {
     "debug": (debug,),
     "demo": (demo,),
     "energy_30_steps_paper": (energy_figure, 30, "identity"),
     "energy_100_steps_paper": (energy_figure, 100, "free"),
+    "listops_nrgpt_certified": (certified, listops),
+    "listops_nrgpt_ff1": (listops, "nrgpt_ff1", ""),
+    "listops_nrgpt_ff1_paper": (listops, "nrgpt_ff1", "paper"),
+    "listops_nrgpt_ff1_released": (listops, "nrgpt_ff1", "released"),
+    "listops_nrgpt_ff2w": (listops, "nrgpt_ff2w", ""),
+    "listops_nrgpt_ff2w_paper": (listops, "nrgpt_ff2w", "paper"),
+    "listops_nrgpt_ff2w_released": (listops, "nrgpt_ff2w", "released"),
+    "listops_gpt": (listops, "gpt", ""),
+    "listops_gpt_paper": (listops, "gpt", "paper"),
+    "listops_gpt_released": (listops, "gpt", "released"),
+    "listops_rgpt": (listops, "rgpt", ""),
+    "listops_rgpt_paper": (listops, "rgpt", "paper"),
+    "listops_rgpt_released": (listops, "rgpt", "released"),
+    "listops_rgpt_parallel": (listops, "rgpt_parallel", ""),
+    "listops_rgpt_parallel_paper": (listops, "rgpt_parallel", "paper"),
+    "listops_rgpt_parallel_released": (listops, "rgpt_parallel", "released"),
+    "shakespeare_nrgpt_certified": (certified, shakespeare),
+    "shakespeare_nrgpt_ff1": (shakespeare, "nrgpt_ff1", ""),
+    "shakespeare_nrgpt_ff1_paper": (shakespeare, "nrgpt_ff1", "paper"),
+    "shakespeare_nrgpt_ff1_released": (shakespeare, "nrgpt_ff1", "released"),
+    "shakespeare_nrgpt_ff2w": (shakespeare, "nrgpt_ff2w", ""),
+    "shakespeare_nrgpt_ff2w_paper": (shakespeare, "nrgpt_ff2w", "paper"),
+    "shakespeare_nrgpt_ff2w_released": (shakespeare, "nrgpt_ff2w", "released"),
+    "shakespeare_gpt": (shakespeare, "gpt", ""),
+    "shakespeare_gpt_paper": (shakespeare, "gpt", "paper"),
+    "shakespeare_gpt_released": (shakespeare, "gpt", "released"),
+    "shakespeare_rgpt": (shakespeare, "rgpt", ""),
+    "shakespeare_rgpt_paper": (shakespeare, "rgpt", "paper"),
+    "shakespeare_rgpt_released": (shakespeare, "rgpt", "released"),
+    "shakespeare_rgpt_parallel": (shakespeare, "rgpt_parallel", ""),
+    "shakespeare_rgpt_parallel_paper": (shakespeare, "rgpt_parallel", "paper"),
+    "shakespeare_rgpt_parallel_released": (shakespeare, "rgpt_parallel", "released"),
+    "owt_nrgpt_certified": (certified, openwebtext),
+    "owt_nrgpt_ff1": (openwebtext, "nrgpt_ff1", ""),
+    "owt_nrgpt_ff1_paper": (openwebtext, "nrgpt_ff1", "paper"),
+    "owt_nrgpt_ff1_released": (openwebtext, "nrgpt_ff1", "released"),
+    "owt_nrgpt_ff2w": (openwebtext, "nrgpt_ff2w", ""),
+    "owt_nrgpt_ff2w_paper": (openwebtext, "nrgpt_ff2w", "paper"),
+    "owt_nrgpt_ff2w_released": (openwebtext, "nrgpt_ff2w", "released"),
+    "owt_gpt": (openwebtext, "gpt", ""),
+    "owt_gpt_paper": (openwebtext, "gpt", "paper"),
+    "owt_gpt_released": (openwebtext, "gpt", "released"),
+    "owt_rgpt": (openwebtext, "rgpt", ""),
+    "owt_rgpt_paper": (openwebtext, "rgpt", "paper"),
+    "owt_rgpt_released": (openwebtext, "rgpt", "released"),
+    "owt_rgpt_parallel": (openwebtext, "rgpt_parallel", ""),
+    "owt_rgpt_parallel_paper": (openwebtext, "rgpt_parallel", "paper"),
+    "owt_rgpt_parallel_released": (openwebtext, "rgpt_parallel", "released"),
+    "owt_nrgpt_ff2w_equal_parameters": (openwebtext, "nrgpt_ff2w", "", True),
+    "owt_nrgpt_ff2w_equal_parameters_paper": (openwebtext, "nrgpt_ff2w", "paper", True),
+    "owt_nrgpt_ff2w_equal_parameters_released": (openwebtext, "nrgpt_ff2w", "released", True),
+    "owt_gpt_equal_parameters": (openwebtext, "gpt", "", True),
+    "owt_gpt_equal_parameters_paper": (openwebtext, "gpt", "paper", True),
+    "owt_gpt_equal_parameters_released": (openwebtext, "gpt", "released", True),
+    "owt_rgpt_parallel_equal_parameters": (openwebtext, "rgpt_parallel", "", True),
+    "owt_rgpt_parallel_equal_parameters_paper": (openwebtext, "rgpt_parallel", "paper", True),
+    "owt_rgpt_parallel_equal_parameters_released": (openwebtext, "rgpt_parallel", "released", True),
 }
-"""A function and its arguments, by name of the preset."""
-for task, make in TASKS.items():
-    RECIPES[f"{task}_nrgpt_certified"] = (certified, make)
-    for kind, suffix in itertools.product(MODELS, FORMS):
-        RECIPES[f"{task}_{kind}{suffix}"] = (make, kind, FORMS[suffix])
-for kind, suffix in itertools.product(OWT_EQUAL_PARAMETERS, FORMS):
-    name = f"owt_{kind}_equal_parameters{suffix}"
-    RECIPES[name] = (openwebtext, kind, FORMS[suffix], True)
-
 PRESETS: dict[str, Callable[[], TrainConfig]] = {
     name: functools.update_wrapper(functools.partial(make, *arguments), make)
     for name, (make, *arguments) in RECIPES.items()
