@@ -38,9 +38,9 @@ def default_run(name: str, cfg: TrainConfig) -> Path:
     # Fields that came later count only if they are used: folders keep their names.
     if not cfg.plugins:
         del fields["plugins"]
-    for name in ("terms", "safeguard"):
-        if getattr(cfg.model, name) == getattr(type(cfg.model), name):
-            del fields["model"][name]
+    for newer in ("terms", "safeguard"):
+        if getattr(cfg.model, newer) == getattr(type(cfg.model), newer):
+            del fields["model"][newer]
     text = json.dumps(fields, sort_keys=True)
     return Path("runs") / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
