@@ -5,6 +5,9 @@ import itertools
 import pytest
 import torch
 
+from nrgpt.dynamics.adaptive import stream_adaptive
+from nrgpt.dynamics.convergence import transients
+from nrgpt.dynamics.descent import check_descent
 from nrgpt.dynamics.field import Field
 from nrgpt.dynamics.relax import Stop, relax
 from nrgpt.dynamics.solvers import SOLVERS, Anderson, Backtracking, Langevin, Momentum
@@ -212,3 +215,16 @@ def test_a_solver_may_be_used_again(name):
     first = relax(model, idx, steps=5, solver=solver).x
     relax(model, torch.randint(11, (3, 9)), steps=5, solver=solver)
     assert torch.equal(relax(model, idx, steps=5, solver=solver).x, first)
+
+
+def test_under_autocast_all_is_computed_in_the_weights_precision():
+    model, idx = made()
+    model = model.float()
+    plain = relax(model, idx).x, check_descent(model, idx), transients(model, idx, steps=3).moves
+    new = list(stream_adaptive(model, idx[:, :3].tolist(), Stop("kl", 0.1), max_new_tokens=4))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(relax(model, idx).x, plain[0])
+        assert transients(model, idx, steps=3).moves.equal(plain[2])
+        assert check_descent(model, idx).parallel == plain[1].parallel
+        stop = Stop("kl", 0.1)
+        assert new == list(stream_adaptive(model, idx[:, :3].tolist(), stop, max_new_tokens=4))

@@ -284,9 +284,11 @@ def test_registered_terms_train(monkeypatch):
             assert model.energy_block.terms[name].xi.grad.abs().sum() > 0
             new = model.generate(idx.tolist(), max_new_tokens=4)
             assert new == model.generate(idx.tolist(), max_new_tokens=4, cache="none")
-    with pytest.raises(ValueError, match="another energy has it"):
-        nrgpt.register("ff1", Mine)
-    for name in ("no name", "feedforward", "total"):
+    other = type("FF1", (Mine,), {})
+    for energy in (Mine, other):  # the name of the class alone says nothing
+        with pytest.raises(ValueError, match="another energy has it"):
+            nrgpt.register("ff1", energy)
+    for name in ("no name", "feedforward", "total", "keys", "forward"):
         with pytest.raises(ValueError, match="must be a Python identifier"):
             nrgpt.register(name, Mine)
 
@@ -356,3 +358,43 @@ def test_a_subclass_keeps_what_it_changed(kind, stacked):
     without = model.energy_block.plan().move(x, 0)
     assert relative(plan.move(x, 0) - without, expected) < 1e-10
     assert relative(plan.move(x, 0, cache) - without, expected) < 1e-10
+
+
+class Matched(nrgpt.EnergyTerm):
+    """A user's term that asks its past for attention; autograd finds the force."""
+
+    def __init__(self, cfg):
+        super().__init__()
+        self.W = nrgpt.parameter(4, cfg.width, start=nrgpt.normal)
+
+    def readout(self):
+        return nrgpt.Readout(self.W)
+
+    def keys(self, z, g):
+        return z.unsqueeze(1)
+
+    def energy(self, z, past):
+        q = z.unsqueeze(1)
+        return -(q * past.attend(q, 0.5, strict=True)).sum((1, 3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_attention_inside_an_energy_trains_by_autograd(monkeypatch, dtype):
+    """Which takes attention's second derivative."""
+    monkeypatch.setitem(ENERGIES, "matched", Matched)
+    torch.manual_seed(0)
+    model = randomised(config(terms=("attention", "feedforward", "matched"))).to(dtype)
+    idx, targets = make_tokens(model.cfg)
+    weight = model.energy_block.terms["matched"].W
+    _, loss = model(idx, targets)
+    loss.backward()
+    step, direction = (1e-3 if dtype == torch.float32 else 1e-6), torch.randn_like(weight)
+    losses = []
+    with torch.no_grad():
+        for sign in (1, -1):
+            weight.add_(sign * step * direction)
+            losses.append(model(idx, targets)[1])
+            weight.sub_(sign * step * direction)
+    slope = (losses[0] - losses[1]) / (2 * step)
+    tolerance = 2e-2 if dtype == torch.float32 else 1e-6
+    assert (weight.grad * direction).sum().item() == pytest.approx(slope.item(), rel=tolerance)

@@ -19,6 +19,8 @@ VARIANTS = [
     *({"feedforward": name, "hidden_factor": 3} for name in ("ff1", "ff2w", "ff2", "memory")),
     *({"block": block, "hidden_factor": 3} for block in BLOCKS),
     {"norm": "none"},
+    {"safeguard": "cone"},
+    {"safeguard": "cone", "rate": "free_per_term"},
     {"tied": False, "bias": True, "head_bias": True},
 ]
 

@@ -28,6 +28,7 @@ from ..decode.cache import Cache
 from ..decode.decoder import Decoder
 from ..kernels.loss import plain_loss
 from ..model.network import Network
+from ..model.step import Plan
 from .relax import Arrivals, Stop, relax
 
 
@@ -71,9 +72,11 @@ def stream_adaptive(
 ) -> Iterator[tuple[list[int], list[int]]]:
     """Greedy generation: the new token of each row, and how many steps the one before it took."""
     model.energy_block  # noqa: B018 (raises for a baseline, which has no energy)
-    decoder = AdaptiveDecoder(model, prompts, stop, steps)
+    device = model.tokens.device.type
+    with torch.autocast(device, enabled=False):
+        decoder = AdaptiveDecoder(model, prompts, stop, steps)
     for _ in range(max_new_tokens):
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast(device, enabled=False):
             decoder.feed(decoder.next_logits().argmax(-1))
         yield decoder.read(), decoder.taken
 
@@ -91,13 +94,13 @@ class AdaptiveDecoder(Decoder):
 
     def extend(self, idx: Tensor, positions: Tensor, cache: Cache) -> Tensor:
         """The last states of one new token in each row."""
-        plan = self.model.energy_block.plan()
+        (plan,) = self.plans
+        assert isinstance(plan, Plan)
         x = self.model.extend(idx, positions, [], cache, steps=0)
         arrivals, taken = Arrivals(self.stop, self.readout, idx), torch.zeros_like(idx)
         for t in range(self.steps):
-            if not bool(
-                arrivals.going.any()
-            ):  # nothing moves, but later tokens need the keys of this step
+            if not bool(arrivals.going.any()):
+                # Nothing moves, but later tokens need the keys of this step.
                 plan.keep(x, t, cache)
                 continue
             look = plan.observe(x, t, cache)

@@ -31,6 +31,8 @@ class Rise:
     def __str__(self) -> str:
         if self.relative <= 0:
             return "no step raises an energy"
+        if self.relative == float("inf"):
+            return f"energies that are not finite, in {100 * self.share:.1f} % of steps"
         where = f"token {self.token} of sample {self.sample}, step {self.step}"
         return f"largest rise {self.relative:.1e} ({where}); {100 * self.share:.1f} % of steps rise"
 
@@ -75,6 +77,6 @@ def largest_rise(energies: Tensor) -> Rise:
     """Of energies (states, batch, tokens)."""
     before, after = energies[:-1], energies[1:]
     size = torch.maximum(before.abs(), after.abs()).clamp(min=torch.finfo(energies.dtype).tiny)
-    rise = (after - before) / size
+    rise = ((after - before) / size).nan_to_num(nan=float("inf"))
     step, sample, token = (int(i) for i in torch.unravel_index(rise.argmax(), rise.shape))
     return Rise(float(rise.max()), step, sample, token, float((rise > 1e-6).double().mean()))

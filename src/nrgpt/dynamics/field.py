@@ -58,7 +58,9 @@ class Field:
         """From now on, later tokens see the tokens aimed at in state x."""
         if self.is_fixed:
             return
-        for slot, shown in enumerate(self.plan.shown(x)):
+        with torch.autocast(x.device.type, enabled=False):  # as precise as what is observed
+            shows = self.plan.shown(x)
+        for slot, shown in enumerate(shows):
             if shown is None:
                 continue
             if slot not in self.kept:

@@ -170,8 +170,10 @@ class NRGPTPreTrainedModel(PreTrainedModel):
         if past.columns and past.steps != steps:
             raise ValueError(f"num_steps = {steps}: the cache was filled with {past.steps} steps")
         past.steps = steps
-        if past.plans is None or torch.is_grad_enabled():  # with gradients, weights may change
-            past.plans = model.plan(stacked=not torch.is_grad_enabled())
+        plans = past.plans
+        if plans is None or torch.is_grad_enabled():  # with gradients, weights may change
+            plans = model.plan(stacked=not torch.is_grad_enabled())
+            past.plans = None if torch.is_grad_enabled() else plans
         idx, counts = aligned.idx, aligned.counts
         new = [row[:count] for row, count in zip(idx.tolist(), counts, strict=True)]
         is_cut = past.append(new, (idx if aligned.real is None else aligned.real).shape[1])
@@ -182,7 +184,7 @@ class NRGPTPreTrainedModel(PreTrainedModel):
             idx = idx.to(self.device)
         model.check_tokens(idx)
         positions = past.keys.begin(len(idx), idx.shape[1], idx.device)
-        x = model.extend(idx, positions, past.plans, past.keys, steps=steps)
+        x = model.extend(idx, positions, plans, past.keys, steps=steps)
         past.keys.end(counts)
         if not is_cut:
             return x

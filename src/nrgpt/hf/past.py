@@ -12,7 +12,7 @@ from ..model.block import Steps
 class NRGPTCache(TransformersCache):
     """The keys of each row's real tokens, left-aligned (see nrgpt.decode.cache), and what else the
     next call needs: the tokens; the number of columns of input_ids so far, with padding; the number
-    of inference steps, since each has its own keys; and what the blocks prepare once.
+    of inference steps, since each has its own keys; and what the blocks plan once.
 
     When a text outgrows the context, only its last three quarters of a context are kept, as in
     nrgpt.decode.generate, and all keys are computed again.

@@ -31,7 +31,8 @@ def attend(
             q, k = (x.to(torch.get_autocast_dtype("cuda")) for x in (q, k))
         return SharedKeys.apply(q, k[:, 0], scale, strict)
     k = k.expand(-1, q.shape[1], -1, -1)
-    return plain_attend(q, k, k if values is None else values, scale, strict=strict)
+    v = k if values is None else values.expand(-1, q.shape[1], -1, -1)
+    return plain_attend(q, k, v, scale, strict=strict)
 
 
 def attend_read(z: Tensor, heads: int, scale: float, *, strict: bool) -> Tensor:

@@ -120,7 +120,7 @@ def is_tiled(q: Tensor, *, shared: bool) -> bool:
     """Full-rank heads on a GPU: they are too wide for flash kernels, but share their keys, so that
     the heads of a tile make one large product."""
     fits = q.is_cuda and shared and q.shape[-1] > FLASH_SIZE
-    return fits and not _is_packed and not asked_for_plain()
+    return fits and not _is_packed and not is_transformed() and not asked_for_plain()
 
 
 def explain(device: torch.device | str, dtype: torch.dtype = torch.bfloat16) -> str:

@@ -5,7 +5,8 @@ is promised, and none of this holds under dropout):
 
 EVERY_STEP   E never rises, however large the steps. Needs energies that are concave in the
              token's own g, and eta = c Gamma with c > 0 (without a norm: a positive
-             semi-definite symmetric part of eta). docs/equations.md has the proof.
+             semi-definite symmetric part of eta), or the cone (nrgpt.model.safeguard) with
+             any eta. docs/equations.md has the proofs.
 SMALL_STEPS  E falls along the flow in continuous time (the paper's Propositions 1 and 2), so a
              small enough step lowers it; the step that is taken may be too large.
 NONE         nothing is promised.

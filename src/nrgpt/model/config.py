@@ -3,7 +3,7 @@
 import math
 from typing import Literal
 
-from ..check import check, check_choice, strict
+from ..check import check, check_choice, strict, suggestion
 from .registry import BUILT_IN, known_energies
 
 
@@ -114,6 +114,14 @@ class ModelConfig:
 
     def check_terms(self) -> None:
         energies = [name for name in known_energies() if name != "attention"]
+        given = (("feedforward", self.feedforward), *(("terms", name) for name in self.terms))
+        for field, name in given:
+            if isinstance(name, str) and name not in ("attention", "feedforward", *energies):
+                near = suggestion(name, ["attention", "feedforward", *energies])
+                raise ValueError(
+                    f"{field} = {name!r}: no energy has that name{near} (one of your own must be "
+                    "registered first: nrgpt.register, or --plugin MODULE)"
+                )
         check_choice("feedforward", self.feedforward, energies)
         check(len(self.terms) > 0, "terms", self.terms, "at least one energy")
         is_unique = len(set(self.terms)) == len(self.terms)
@@ -134,7 +142,14 @@ class ModelConfig:
             kinds = {self.feedforward if name == "feedforward" else name for name in self.terms}
             has_matrix = self.rate.startswith(("free", "psd_skew"))
             is_own = not kinds <= set(BUILT_IN)  # an energy of one's own may read any field
+            has_attention = "attention" in kinds or is_own
+            has_feedforward = bool(kinds - {"attention"})
+            attention = ("mask", "coupling", "beta", "learn_alpha", "alpha_init")
+            feedforward = ("hidden_factor", "bias", "feedforward_scale")
+            idle += [(name, not has_attention, "terms") for name in attention]
+            idle += [(name, not has_feedforward, "terms") for name in feedforward]
             idle += [
+                ("feedforward", "feedforward" not in self.terms, "terms"),
                 ("separate_norms", True, "block"),
                 ("attention_bias", True, "block"),
                 ("activation", not (kinds & {"ff1", "ff2w", "ff2"} or is_own), "terms"),

@@ -70,11 +70,14 @@ def parts_per_step(cfg: ModelConfig, tokens: int, *, causal: bool = False) -> di
     else:
         assert isinstance(block, EnergyBlock)
         plan = block.plan()
+        part = plan.force_on_g if plan.safeguard else plan.part
         parts = {
-            planned.name: functools.partial(plan.part, slot, x, 0, None)
+            planned.name: functools.partial(part, slot, x, 0, None)
             for slot, planned in enumerate(plan.terms)
         }
         parts["rate"] = lambda: plan.rate.apply_step(x, 0, x, plan.norm)
+        if plan.safeguard:
+            parts["push"] = lambda: plan.push([x for _ in plan.terms])
     # A per-step rate that is made of other matrices makes them once, whatever the tokens.
     made = folding(cfg) / cfg.steps if cfg.rate == "psd_skew_per_step" else 0.0
     counts = {name: count(part, causal=causal) for name, part in parts.items()}

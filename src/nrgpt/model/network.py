@@ -253,10 +253,14 @@ class Network(nn.Module):
             return Certificate((Finding(f"block {self.cfg.block}", Guarantee.NONE, why),))
         block = self.energy_block
         terms = [term.guarantee() for _, term in block.named_terms(extra)]
-        if block.safeguard:
-            why = "moves stay in the cone around the force, whatever eta is"
-            return Certificate((*terms, Finding("safeguard cone", Guarantee.EVERY_STEP, why)))
-        return Certificate((*terms, block.rate.guarantee(block.norm)))
+        if not block.safeguard:
+            return Certificate((*terms, block.rate.guarantee(block.norm)))
+        level, why = Guarantee.EVERY_STEP, "moves stay in the cone around the force, with any eta"
+        if any(term.level < Guarantee.EVERY_STEP for term in terms):
+            level, why = Guarantee.NONE, "the cone needs energies that are all concave"
+        elif not all(bool(p.isfinite().all()) for p in block.parameters()):
+            level, why = Guarantee.NONE, "weights are not finite"
+        return Certificate((*terms, Finding("safeguard cone", level, why)))
 
     def parameter_counts(self) -> ParameterCounts:
         groups: Counter[str] = Counter()

@@ -47,6 +47,9 @@ def cone(norm: Norm, x: Tensor, y: Tensor, force: Tensor) -> Tensor:
         )
         push = across_after * (along_before / across_before) - along_after
     moved = y.to(dtype) + push.clamp(min=0) * e
-    # A state that already points along the force, and no eps: only the ray itself is left.
-    moved = torch.where(torch.isfinite(push), moved, x.to(dtype))
+    if norm.gamma is not None:
+        # A state that points along the force already, but for rounding, has no cone left: it stays.
+        rounding = 64 * torch.finfo(dtype).eps * before.norm(dim=-1, keepdim=True)
+        is_stuck = (across_before <= rounding) & (along_before > 0)
+        moved = torch.where(is_stuck, x.to(dtype), moved)
     return torch.where(size > 0, moved, y.to(dtype)).to(x.dtype)

@@ -6,12 +6,12 @@
 
 What the steps of a forward pass share is computed once, in a ``Plan``: eta is folded into the way
 back, and the kernels are chosen. From then on ``move`` takes a step, and ``observe`` shows energies
-and forces and says where a step would go. Training, decoding, trajectories, solvers and landscapes
-all go through these two.
+and forces and says where a step would go (``energies`` alone are cheaper). Training, decoding,
+trajectories, solvers and landscapes all go through these.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property, partial
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..kernels.attention import attend_read
-from ..kernels.dispatch import FUSED_WIDTH, SMALL_HEAD, Kernels, kernels_for
+from ..kernels.dispatch import FLASH_SIZE, FUSED_WIDTH, SMALL_HEAD, Kernels, kernels_for
 from ..kernels.feedforward import elementwise, feedforward, force_beside
 from ..kernels.plain import plain_attend_read
 from .energy.attention import AttentionEnergy
@@ -61,7 +61,8 @@ class Fast(NamedTuple):
 def fast_path(term: EnergyTerm, readout: Readout, kernels: Kernels) -> Fast | None:
     """By exact type: a subclass may have changed anything."""
     read, bias, _, _ = readout
-    if type(term) is AttentionEnergy and not term.full and term.mask != "inclusive":
+    is_narrow = type(term) is AttentionEnergy and term.size <= FLASH_SIZE
+    if type(term) is AttentionEnergy and is_narrow and not term.full and term.mask != "inclusive":
         assert read is not None
         attend = attend_read if kernels.small and term.size <= SMALL_HEAD else plain_attend_read
         return Fast(partial(attention_update, term, attend, read), partial(attention_force, term))
@@ -187,9 +188,10 @@ class Plan:
     def planned(self, name: str, term: EnergyTerm) -> Planned:
         readout = term.readout()
         write = readout.read if readout.write is None else readout.write
-        back = self.rate.fold(self.identity if write is None else write.mT, self.norm, name)
-        field = readout.field
-        field = None if field is None else self.rate.fold(field, self.norm, name)
+        back, field = self.identity if write is None else write.mT, readout.field
+        if not self.safeguard:  # or forces are needed as they are, and eta follows (see push)
+            back = self.rate.fold(back, self.norm, name)
+            field = None if field is None else self.rate.fold(field, self.norm, name)
         return Planned(name, term, readout, back, field, fast_path(term, readout, self.kernels))
 
     def stacked(self) -> Stack | None:
@@ -250,15 +252,16 @@ class Plan:
     def safeguarded(self, x: Tensor, t: int, memory: Memory | None, masks: Tensor | None) -> Tensor:
         """``move`` with the force on g at hand, which the cone needs."""
         g = self.normalise(x)
-        updates, forces = [], []
-        for slot, planned in enumerate(self.terms):
-            z = planned.readout.z(g)
-            force = planned.term.force(z, self.past(slot, z, g, t, memory))
-            updates.append(F.linear(force, planned.back, planned.field).to(x.dtype))
-            forces.append(planned.readout.on_g(force).to(x.dtype))
-        update = self.rate.apply_step(torch.stack(updates).sum(0), t, x, self.norm)
+        slots = range(len(self.terms))
+        forces = [self.force_on_g(slot, g, t, memory).to(x.dtype) for slot in slots]
+        update = self.rate.apply_step(self.push(forces), t, x, self.norm)
         y = x + (update if masks is None else update * masks[0])
         return cone(self.norm, x, y, torch.stack(forces).sum(0))
+
+    def force_on_g(self, slot: int, g: Tensor, t: int, memory: Memory | None) -> Tensor:
+        readout = self.terms[slot].readout
+        z = readout.z(g)
+        return readout.on_g(self.terms[slot].term.force(z, self.past(slot, z, g, t, memory)))
 
     def part(self, slot: int, g: Tensor, t: int, memory: Memory | None) -> Tensor:
         """One term's part of the update."""
@@ -334,17 +337,13 @@ class Plan:
     def push(self, forces: list[Tensor]) -> Tensor:
         """What all steps share of eta times the forces on g, summed. (``move`` writes with
         eta write^T instead, and never sees the forces on g.)"""
-        if len(self.etas) == 1:
+        if not self.rate.differs_by_term:
             forces = [torch.stack(forces).sum(0)]
-        pairs = zip(forces, self.etas, strict=True)
-        return torch.stack([F.linear(force, eta) for force, eta in pairs]).sum(0)
-
-    @cached_property
-    def etas(self) -> list[Tensor]:
-        """eta as a matrix: one for all terms, or one for each."""
-        names = [planned.name for planned in self.terms]
-        names = names if self.rate.differs_by_term else names[:1]
-        return [self.rate.fold(self.identity, self.norm, name) for name in names]
+        pushed = [
+            self.rate.fold(force.flatten(0, 1).mT, self.norm, planned.name).mT.view_as(force)
+            for force, planned in zip(forces, self.terms, strict=False)
+        ]
+        return torch.stack(pushed).sum(0)
 
 
 def checked(energy: Tensor, planned: Planned, g: Tensor) -> Tensor:

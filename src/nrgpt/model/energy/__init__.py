@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+from torch import nn
+
 from ..config import ModelConfig
 from ..registry import ENERGIES
 from .attention import AttentionEnergy
@@ -29,13 +31,18 @@ def register(name: str, energy: Callable[[ModelConfig], EnergyTerm]) -> None:
     >>> sorted(nrgpt.LanguageModel(cfg).energy_block.terms)
     ['attention', 'bowl', 'feedforward']
     """
-    if not name.isidentifier() or name == "feedforward" or name == "total":
+    is_taken = name in ("feedforward", "total") or hasattr(nn.ModuleDict, name)
+    if not name.isidentifier() or is_taken:
         raise ValueError(
             f"name = {name!r}: must be a Python identifier, and not 'feedforward' (the place of "
-            "the configuration's feed-forward energy) or 'total' (the sum of all)"
+            "the configuration's feed-forward energy), 'total' (the sum of all) or a method of "
+            "torch.nn.ModuleDict"
         )
+
+    def origin(made: object) -> tuple[object, ...]:
+        return getattr(made, "__module__", None), getattr(made, "__qualname__", made)
+
     known = ENERGIES.get(name)
-    is_same = getattr(known, "__qualname__", 0) == getattr(energy, "__qualname__", 1)
-    if known is not None and not is_same:
+    if known is not None and origin(known) != origin(energy):  # the same module may come again
         raise ValueError(f"name = {name!r}: another energy has it; choose another name")
     ENERGIES[name] = energy

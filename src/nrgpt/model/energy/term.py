@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..certificate import Finding, Guarantee
 from ..past import Past, Shown
@@ -71,7 +72,8 @@ class EnergyTerm(nn.Module, ABC):
         slower. To autograd, keys are constants, the token's own among them: so it is the exact
         gradient where token A's energy uses the keys of B < A only.
         """
-        return torch.func.grad(lambda z: -self.energy(z, past).sum())(z)
+        with sdpa_kernel(SDPBackend.MATH):  # the others cannot be differentiated twice
+            return torch.func.grad(lambda z: -self.energy(z, past).sum())(z)
 
     def readout(self) -> Readout:
         return Readout()
