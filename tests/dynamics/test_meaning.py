@@ -51,7 +51,7 @@ def test_signals_of_a_model():
 @pytest.mark.parametrize("terms", [("attention",), ("attention", "feedforward", "again")])
 def test_signals_follow_the_terms_of_a_model(terms, monkeypatch):
     monkeypatch.setitem(ENERGIES, "again", ENERGIES["memory"])
-    found = signals(randomised(config(terms=terms)), torch.randint(11, (4, 8)))
+    found = signals(randomised(config(terms=terms, hidden_factor=4)), torch.randint(11, (4, 8)))
     own = [f"{term} energy" for term in terms]
     assert list(found)[: len(terms) + 1] == ["energy", *own]
     assert torch.allclose(found["energy"], sum(found[name] for name in own))
