@@ -239,7 +239,9 @@ def debug() -> TrainConfig:
 def demo() -> TrainConfig:
     """ListOps (max, median, min) in a few minutes on two CPU cores, with energies that fall."""
     data = dataclasses.replace(RELEASED, functions=("max", "median", "min"))
-    sizes = {"context": 64, "width": 64, "heads": 4, "steps": 5, "hidden_factor": 2}
+    sizes: dict[str, Any] = {
+        "context": 64, "width": 64, "heads": 4, "steps": 5, "hidden_factor": 2,
+    }  # fmt: skip
     return TrainConfig(
         model=ModelConfig(vocab_size=vocabulary(data), **sizes, **SETTLED),
         data=DataConfig(task="listops", listops=data),
