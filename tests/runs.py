@@ -1,6 +1,5 @@
 """Small runs for tests, in this process or in one of their own."""
 
-import json
 import os
 import signal
 import subprocess
@@ -13,6 +12,7 @@ from safetensors.torch import load_file
 from nrgpt.train import loop
 from nrgpt.train.checkpoint import newest_valid
 from nrgpt.train.config import TrainConfig
+from nrgpt.train.metrics import read_metrics
 from nrgpt.train.overrides import override
 from nrgpt.train.presets import PRESETS
 
@@ -45,10 +45,9 @@ def same(a, b) -> bool:
 
 
 def losses(run):
-    """Everything in metrics.jsonl but how fast it was."""
+    """Everything that counts in metrics.jsonl but how fast it was."""
     timed = ("tokens_per_second", "mfu")
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k not in timed} for line in lines]
+    return [{k: v for k, v in line.items() if k not in timed} for line in read_metrics(run)]
 
 
 def wait_for_step(run, step, process):

@@ -1,11 +1,10 @@
 """Training: resumed bit for bit, and what a run leaves behind."""
 
-import json
-
 import pytest
 
 from nrgpt.train import loop
 from nrgpt.train.faults import TrainingError
+from nrgpt.train.runs import read_result
 from tests.runs import debug, final_weights, losses, same, stop_at
 
 FAMILIES = [
@@ -62,7 +61,7 @@ def test_the_run_folder_holds_what_it_should(tmp_path):
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert names >= {"config.json", "environment.json", "metrics.jsonl", "result.json"}
     assert names >= {"losses.png", "checkpoints", "tensorboard", "samples.txt"}
-    assert json.loads((tmp_path / "run" / "result.json").read_text()) == result
+    assert read_result(tmp_path / "run") == result
     assert result["val_loss_full"] < 3
     assert 0 <= result["listops"]["accuracy"] <= 1
     with pytest.raises(ValueError, match=r"nrgpt\[wandb\]"):

@@ -16,12 +16,17 @@ from ..train import checkpoint
 from ..train.config import BOOKKEEPING, TrainConfig
 from ..train.faults import DIVERGED, INTERRUPTED, Interrupt, TrainingError
 from ..train.loop import train, train_packed
-from ..train.runs import check_config, config_of, differences, is_finished
+from ..train.runs import check_config, config_of, differences, is_finished, write_config
 from ..train.updates import by_shape
 from .records import Record
 
-screen = Console()
-SHOWN = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+screen = Console(markup=False, emoji=False)
+SHOWN = (
+    TextColumn("{task.description}", markup=False),
+    BarColumn(),
+    MofNCompleteColumn(),
+    TimeElapsedColumn(),
+)
 
 PACK_BUDGET = 2**28
 """The most that (runs x tokens of a batch x width x steps) may be in one pack: the memory for its
@@ -156,7 +161,8 @@ def in_processes(packs: list[Pack], processes: int) -> Iterator[Pack]:
 def start(pack: Pack) -> subprocess.Popen[bytes]:
     for cfg, run in pack:
         run.mkdir(parents=True, exist_ok=True)
-        check_config(cfg, run)  # also writes it, for the process to read
+        check_config(cfg, run)
+        write_config(cfg, run)  # for the process to read
     runs = [str(run) for _, run in pack]
     with (pack[0][1] / "output.txt").open("ab") as log:
         command = [sys.executable, "-m", "nrgpt", "reproduce", "runs", *runs]

@@ -1,7 +1,6 @@
 """What is measured when a run has finished."""
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from ..data.listops import read_tests
 from ..data.shards import Dataset
 from ..decode.generate import generate
-from ..files import write_atomically
+from ..files import sealed, write_atomically
 from ..language_model import LanguageModel
 from ..measure.listops import listops_accuracy
 from ..measure.loss import split_loss
@@ -50,8 +49,8 @@ def write_result(
         result["listops"] = listops_accuracy(model, tests, dataset.tokenizer).as_dict()
     continued = samples(model, dataset)
     if run is not None:
-        (run / "samples.txt").write_text(continued)
-        write_atomically(run / "result.json", json.dumps(result, indent=1))
+        write_atomically(run / "samples.txt", continued)
+        write_atomically(run / "result.json", sealed(result))
         plot_losses(run)
 
 
