@@ -1,7 +1,10 @@
 """Training: resumed bit for bit, and what a run leaves behind."""
 
+import numpy as np
 import pytest
 
+from nrgpt.data.shards import write_dataset
+from nrgpt.data.tokenizer import GPT2Tokenizer
 from nrgpt.train import loop
 from nrgpt.train.faults import TrainingError
 from nrgpt.train.runs import read_result
@@ -76,3 +79,18 @@ def test_training_learns():
     loop.train(cfg, Path("run"))
     first, *_, last = [e["loss"] for e in losses(Path("run")) if "loss" in e]
     assert first - last > 0.8
+
+
+def test_a_dataset_without_its_vocabulary_costs_the_samples_text_and_no_more(
+    tmp_path, monkeypatch, capsys
+):
+    """GPT-2's tokens on a machine that has them, but not what they mean: said at the start."""
+    tokens = np.random.default_rng(0).integers(0, 50_257, 400)
+    splits = {"train": [tokens], "val": [tokens[:150]]}
+    write_dataset(tmp_path / "data", GPT2Tokenizer(), splits, source={"kind": "text"})
+    monkeypatch.setenv("NRGPT_GPT2_RANKS", str(tmp_path / "nowhere"))
+    fields = ("data.task=text", f"data.folder={tmp_path / 'data'}", "model.vocab_size=50257")
+    assert loop.train(debug(*fields, "iterations=6"), tmp_path / "run")["step"] == 6
+    said = capsys.readouterr().out
+    assert "samples.txt will hold numbers instead of text: NRGPT_GPT2_RANKS" in said
+    assert " ⟶ [" in (tmp_path / "run" / "samples.txt").read_text(encoding="utf-8")

@@ -133,6 +133,9 @@ class Trainer:
         self.update = choose_update(cfgs, where)(cfgs, where)
         self.step = 0
         self.resume()  # raises an error if the dataset has changed
+        for why in {opened[cfg.data].tokenizer.missing() for cfg in cfgs} - {None}:
+            if where.is_first:
+                print(f"samples.txt will hold numbers instead of text: {why}")
         # From here on this is a run, and nothing has been written before.
         for member in self.members:
             options = {"quiet": not where.is_first, "show": member.number == 0}

@@ -55,20 +55,20 @@ def write_result(
 
 
 def samples(model: LanguageModel, dataset: Dataset, *, number: int = 3, seed: int = 0) -> str:
-    """Some validation windows, each continued by the model at temperature 0.8."""
+    """Some validation windows, each continued by the model at temperature 0.8. Where the vocabulary
+    is missing, their tokens are given by number."""
     context = model.cfg.context
     stream = dataset.tokens("val")
     starts, _ = stream.batch(seed=seed, step=0, size=number, context=max(1, context // 4))
-    new = generate(
-        model,
-        starts.tolist(),
-        max_new_tokens=context // 2,
-        temperature=0.8,
-        generator=torch.Generator(model.tokens.device).manual_seed(seed),
-    )
-    tokenizer = dataset.tokenizer
+    generator = torch.Generator(model.tokens.device).manual_seed(seed)
+    options: dict[str, Any] = {"temperature": 0.8, "generator": generator}
+    try:
+        new = generate(model, starts.tolist(), max_new_tokens=context // 2, **options)
+    except ValueError as error:  # the result counts more than its samples
+        return f"{error}\n"
+    decode = str if dataset.tokenizer.missing() else dataset.tokenizer.decode
     texts = [
-        f"{tokenizer.decode(start)} ⟶ {tokenizer.decode(continuation)}"
+        f"{decode(start)} ⟶ {decode(continuation)}"
         for start, continuation in zip(starts.tolist(), new, strict=True)
     ]
     return "\n\n--------\n\n".join(texts) + "\n"
