@@ -150,9 +150,10 @@ class InUse(OSError):
 
 
 @contextmanager
-def locked(path: Path, *, wait: bool = False) -> Iterator[None]:
+def locked(path: Path, *, wait: bool = False, keep: bool = False) -> Iterator[None]:
     """Hold a lock file. The system frees it when this process ends, in whatever way. Without
-    ``wait``, InUse is raised at once if another process holds it."""
+    ``wait``, InUse is raised at once if another process holds it. Afterwards the file is gone,
+    unless it is to be kept. (filelock finds out if what it waited for has been removed.)"""
     lock = FileLock(check_ours(path), timeout=-1 if wait else 0)
     try:
         lock.acquire()
@@ -168,6 +169,9 @@ def locked(path: Path, *, wait: bool = False) -> Iterator[None]:
                 file.write(str(os.getpid()))
         yield
     finally:
+        if not keep:
+            with suppress(OSError):  # Windows does not remove a file in use
+                path.unlink()
         lock.release()
 
 

@@ -152,10 +152,22 @@ def in_processes(packs: list[Pack], processes: int) -> Iterator[Pack]:
             for process in running:
                 process.terminate()
             for process in running:
-                process.wait()
+                end(process)
     interrupt.heed()
     if faults:
         raise TrainingError("; ".join(faults), code=1)
+
+
+PATIENCE = 600
+"""Seconds for a process to finish its update and save, once it was told to."""
+
+
+def end(process: "subprocess.Popen[bytes]") -> None:
+    try:
+        process.wait(PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def start(pack: Pack) -> subprocess.Popen[bytes]:

@@ -81,7 +81,8 @@ class TrainConfig:
     """(least, most): each update draws its number of inference steps from this range, so that the
     model may later be stopped early. None: always model.steps."""
 
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """auto: a CUDA GPU if there is one, else the CPU. mps: the GPU of an Apple computer."""
     precision: Literal["fp32", "bf16", "auto"] = "fp32"
     """bf16: autocast, weights and sums stay in fp32. auto: bf16 on a GPU, but fp32 on a CPU, where
     bf16 is slow."""

@@ -56,11 +56,8 @@ def prepare_dataset(cfg: DataConfig) -> Path:
     lock = folder.parent / f".{folder.name}.lock"
     try:
         with locked(lock, wait=True):
-            try:
-                if not (folder / MANIFEST).exists():
-                    make(cfg, folder)
-            finally:
-                lock.unlink()
+            if not (folder / MANIFEST).exists():
+                make(cfg, folder)
     finally:
         for empty in reversed(made):
             with suppress(OSError):

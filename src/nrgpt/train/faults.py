@@ -90,7 +90,7 @@ def only_process(run: Path) -> Iterator[None]:
     try:
         make_folder(run)
         refuse_other_folders(run)
-        with locked(run / LOCK):
+        with locked(run / LOCK, keep=True):
             for left in unfinished_of_dead(run):
                 left.unlink()
             for name in ("checkpoints", "tensorboard"):

@@ -28,6 +28,7 @@ from .data import Streams, check_vocabulary, keep_tokenizer, open_dataset, prepa
 from .distributed import World, world
 from .faults import DIVERGED, INTERRUPTED, Interrupt, TrainingError, only_process
 from .history import WAY_OUT, refuse_to_start_over, what_happened
+from .memory import check_memory
 from .optim import rate_at
 from .report import Report
 from .result import write_result
@@ -49,7 +50,8 @@ def train_packed(cfgs: Sequence[TrainConfig], runs: Sequence[Path]) -> list[dict
     with ExitStack() as stack:
         where = stack.enter_context(world(cfgs[0].device))
         interrupt = stack.enter_context(Interrupt().watching())
-        choose_update(cfgs, where)  # raises errors before anything is written
+        choose_update(cfgs, where)  # these raise errors before anything is written
+        check_memory(cfgs, where)
         if where.is_first:
             for run in runs:
                 stack.enter_context(only_process(run))

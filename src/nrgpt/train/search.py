@@ -52,7 +52,7 @@ def search(
     if storage is not None:
         return trials_of(open_study(name, storage), choices, carry_out, seed, trials, shared=True)
     try:
-        with locked(folder / "lock"):
+        with locked(folder / "lock", keep=True):
             study = open_study(name, url_of(folder / DATABASE))
             return trials_of(study, choices, carry_out, seed, trials, shared=False)
     except InUse as error:
