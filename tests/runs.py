@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import torch
 from safetensors.torch import load_file
@@ -15,6 +14,8 @@ from nrgpt.train.config import TrainConfig
 from nrgpt.train.metrics import read_metrics
 from nrgpt.train.overrides import override
 from nrgpt.train.presets import PRESETS
+
+from .processes import finished, wait_for
 
 
 def debug(*overrides: str) -> TrainConfig:
@@ -32,10 +33,8 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "nrgpt", *arguments]
 
 
-def run_cli(*arguments: str, code: int = 0) -> subprocess.CompletedProcess:
-    done = subprocess.run(
-        command(*arguments), capture_output=True, text=True, check=False, timeout=120
-    )
+def run_cli(*arguments: str, code: int = 0, **options) -> subprocess.CompletedProcess:
+    done = finished(command(*arguments), **options)
     assert done.returncode == code, done.stderr
     return done
 
@@ -51,23 +50,22 @@ def losses(run):
 
 
 def wait_for_step(run, step, process):
-    for _ in range(600):
-        path = run / "metrics.jsonl"
-        if path.exists() and f'"step": {step}' in path.read_text():
-            return
-        assert process.poll() is None, "ended before it was stopped"
-        time.sleep(0.05)
-    raise AssertionError(f"step {step} never came")
+    path = run / "metrics.jsonl"
+
+    def is_there():
+        return path.exists() and f'"step": {step}' in path.read_text()
+
+    wait_for(is_there, process, f"step {step}")
 
 
-def stop_at(monkeypatch, step):
-    """As if SIGTERM had arrived during this iteration."""
+def stop_at(monkeypatch, step, number=signal.SIGTERM):
+    """As if a signal had arrived during this iteration."""
     original = loop.Trainer.advance
 
     def advance(self):
         found = original(self)
         if self.step == step:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
         return found
 
     monkeypatch.setattr(loop.Trainer, "advance", advance)

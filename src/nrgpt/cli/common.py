@@ -3,7 +3,6 @@
 import errno
 import functools
 import inspect
-import os
 import re
 import sys
 from collections.abc import Callable
@@ -21,9 +20,9 @@ from ..train.checkpoint import CheckpointError
 from ..train.distributed import device_named
 from ..train.faults import TrainingError
 from ..train.runs import Run, load_run
+from .outline import ABOUT, with_version
 
 FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EFBIG)
-GONE = (errno.EPIPE, errno.EIO)
 WRONG_PATH = (
     errno.ENOENT, errno.EEXIST, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR,
     errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTEMPTY, errno.ENXIO,
@@ -67,36 +66,6 @@ def clear_errors(command: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-class Lasting:
-    """A terminal or pipe that may close while we go on: a training outlives ``2>&1 | head``. What
-    its encoding does not have is written as an escape."""
-
-    def __init__(self, stream: Any):
-        self.stream = stream
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.stream, name)
-
-    def write(self, text: str) -> int:
-        self.attempt(self.stream.write, text)
-        return len(text)
-
-    def flush(self) -> None:
-        self.attempt(self.stream.flush)
-
-    def attempt(self, do: Callable[..., Any], *arguments: Any) -> None:
-        try:
-            do(*arguments)
-        except OSError as error:
-            if error.errno not in GONE:
-                raise
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self.stream.fileno())
-            os.close(nowhere)
-
-
 class Group(typer.core.TyperGroup):
     """Loads --plugin MODULE, anywhere on the command line, before it parses the rest."""
 
@@ -120,8 +89,7 @@ class Group(typer.core.TyperGroup):
 
 
 app = typer.Typer(
-    help="Energy-based GPTs: train them, watch them, use them. To use your own energies, give any "
-    "command [bold]--plugin MODULE[/bold], the module that registers them.",
+    help=ABOUT,
     cls=Group,
     # --step is the old name of --checkpoint.
     context_settings={
@@ -132,6 +100,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
+app.callback()(with_version)
 screen = Console(markup=False, emoji=False)
 
 FREE_FORM = {"ignore_unknown_options": True}  # passes on --model.width=64 as it is

@@ -75,15 +75,20 @@ def load_run(folder: Path | str, step: int | None = None, *, device: str = "cpu"
     on meanwhile may remove a checkpoint while it is being read; then the newer one is.
     """
     folder = Path(folder)
-    config = folder / "config.json"
-    if not config.is_file():
-        raise FileNotFoundError(f"{folder} is not a run: there is no {config}")
-    cfg = read_config(config)
+    cfg = read_config(check_is_run(folder))
     chosen, faults, weights = read_steadily(folder, step)
     model = LanguageModel(cfg.model)
     model.load_state_dict(weights)
     number = int(chosen.name.removeprefix("step-"))
     return Run(folder, cfg, model.to(device).eval(), number, tuple(faults))
+
+
+def check_is_run(folder: Path) -> Path:
+    """The path of its configuration."""
+    config = folder / "config.json"
+    if not config.is_file():
+        raise FileNotFoundError(f"{folder} is not a run: there is no {config}")
+    return config
 
 
 def read_steadily(
