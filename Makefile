@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 READY := .venv/.ready
 
-.PHONY: demo test bench format clean
+.PHONY: demo test faults bench format clean
 
 demo: .venv/.demo
 	$(BIN)/python examples/demo.py
@@ -15,6 +15,10 @@ test: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/pytest
+
+# Thousands of faults (half an hour on two cores); the tests have a short form of them.
+faults: $(READY)
+	NRGPT_FAULTS=long $(BIN)/pytest tests/faults
 
 bench: $(READY)
 	$(BIN)/nrgpt bench

@@ -147,7 +147,7 @@ def test_the_outline_says_what_the_commands_say():
     [
         (["train", "debug", "random_steps=('a','b')"], "must hold nothing but int"),
         (["train", "debug", "random_steps=(1.5,2.5)"], "must hold nothing but int"),
-        (["train", "debug", "optimiser.weight_decay=1e999"], "weight_decay = inf: must be a finite"),
+        (["train", "debug", "optimiser.weight_decay=1e999"], "decay = inf: must be a finite"),
         (["train", "debug", "model.width=10000000"], "takes at least"),
         (["train", "debug", "model.vocab_size=9000000000000000000"], "more numbers than can be"),
         (["train", "debug", "model.width=99999999999999999999"], "must be below 2^63"),

@@ -16,8 +16,8 @@ counted: dict[str, list[int]] = {}
 
 
 class Faults:
-    """The faults of one kind. Each is tried in a block of its own; those that do harm are collected,
-    so that one does not hide the others."""
+    """The faults of one kind. Each is tried in a block of its own; those that do harm are
+    collected, so that one does not hide the others."""
 
     def __init__(self, kind):
         self.kind, self.tried, self.harm = kind, 0, []

@@ -24,7 +24,7 @@ def test_at_every_write_of_a_training(tmp_path, faults, many, kind, name):
     lines = [json.loads(line) for line in out.splitlines()]
     codes = {line["code"] for line in lines}
     assert codes == {0, 99 if kind == "kill" else 4}
-    with faults(name) as tried:
+    with faults(NAMES[kind]) as tried:
         for line in lines[:-1]:
             with tried.fault(f"touch {line['touch']}"):
                 assert line["held"], line

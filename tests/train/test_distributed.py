@@ -126,7 +126,7 @@ def test_a_rank_that_stands_still_does_not_hold_the_others(tmp_path, monkeypatch
 def test_a_time_limit_that_is_none(monkeypatch):
     for text in ("soon", "-1", "nan", "1e9"):
         monkeypatch.setenv("NRGPT_TIMEOUT", text)
-        with pytest.raises(ValueError, match="NRGPT_TIMEOUT = '.*': must be a number of seconds"):
+        with pytest.raises(ValueError, match=r"NRGPT_TIMEOUT = '.*': must be a number of seconds"):
             seconds_to_wait()
 
 

@@ -21,16 +21,19 @@ from tests.runs import command, debug, final_weights, losses, run_cli, same, wai
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_saves_and_the_same_command_goes_on(tmp_path, number):
-    arguments = ("train", "debug", "iterations=300", "save_every=1000", "--to", "run")
-    with started(command(*arguments), stderr=subprocess.PIPE, text=True) as process:
+    fields = ("optimiser.decay=constant", "save_every=1000000", "eval_every=1000000")
+    arguments = ("train", "debug", *fields, "--to")
+    pipes = {"stderr": subprocess.PIPE, "text": True}
+    with started(command(*arguments, "run", "iterations=1000000"), **pipes) as process:
         wait_for_step(tmp_path / "run", 40, process)
         process.send_signal(number)
         _, said = output_of(process)
     assert process.returncode == 75
     assert f"{number.name}: saved at iteration" in said
-    done = run_cli(*arguments)
+    steps = int(checkpoints(tmp_path / "run" / "checkpoints")[0].name[5:]) + 5
+    done = run_cli(*arguments, "run", f"iterations={steps}")
     assert "resuming from" in done.stdout
-    run_cli(*arguments[:-1], "other")
+    run_cli(*arguments, "other", f"iterations={steps}")
     assert same(final_weights(tmp_path / "run"), final_weights(tmp_path / "other"))
 
 
@@ -56,7 +59,7 @@ def test_a_second_sigint_stops_at_once(tmp_path):
 
 
 def test_kill_9_costs_no_more_than_the_work_since_the_last_checkpoint(tmp_path):
-    """Killed again and again, it still ends where it should. (tests/faults kills at every write.)"""
+    """Killed again and again, it still ends where it should."""
     arguments = ("train", "debug", "iterations=40", "save_every=1", "keep=3", "eval_every=20")
     run_cli(*arguments, "log_every=1", "--to", "whole")
     for step in (3, 17, 30):

@@ -33,7 +33,7 @@ def test_losses_that_stay_not_finite_cost_no_history_and_leave_a_checkpoint(
     kept = len(checkpoints(run / "checkpoints"))
     with monkeypatch.context() as patch:
         not_finite_from(patch, 0)
-        with pytest.raises(TrainingError, match="not finite, and no checkpoint before") as stopped:
+        with pytest.raises(TrainingError, match="not finite, after 3 retries") as stopped:
             loop.train(longer, run)
     assert stopped.value.code == DIVERGED
     assert len(checkpoints(run / "checkpoints")) == 1

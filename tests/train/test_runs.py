@@ -78,7 +78,7 @@ def test_a_changed_file_is_noticed_by_every_reader_until_it_is_accepted(tmp_path
     edited(run / name, change)
     readers = {
         "config.json": [lambda: load_run(run), lambda: loop.train(debug("iterations=6"), run)],
-        "tokenizer.json": [lambda: load_run(run).encode("sum(1,2)")],
+        "tokenizer.json": [lambda: load_run(run).encode("max(1,2)")],
         "result.json": [lambda: is_finished(debug("iterations=6"), run), lambda: read_result(run)],
     }[name]
     for read in readers:

@@ -52,10 +52,15 @@ def outline(arguments: list[str]) -> None:
     app(arguments, prog_name="nrgpt")
 
 
-def with_version(
-    version: bool = typer.Option(False, "--version", help="Show the version and exit."),
-) -> None:
-    """The options of nrgpt itself."""
-    if version:
+def show_version(is_asked: bool) -> None:
+    if is_asked:
         print(f"nrgpt {__version__}")
         raise typer.Exit
+
+
+def with_version(
+    version: bool = typer.Option(
+        False, "--version", help="Show the version and exit.", callback=show_version, is_eager=True
+    ),
+) -> None:
+    """The options of nrgpt itself."""

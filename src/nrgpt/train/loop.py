@@ -276,7 +276,7 @@ class Trainer:
         self.where.barrier()
         with_any = [m for m in self.members if checkpoint.checkpoints(m.folder)]
         for member in self.members:
-            if member not in with_any:
+            if member not in with_any and self.where.is_first:
                 refuse_to_start_over(member.run)
         step = self.common_step(self.members)
         if with_any and step is None:
@@ -351,8 +351,8 @@ class Trainer:
             checkpoint.set_aside(here, "not-finite")
         self.where.barrier()
         path, _ = checkpoint.newest_valid(member.folder)
-        if path is None or path == here:
-            message = f"{failure}: not finite, and no checkpoint before it to go back to. {WAY_OUT}"
+        if path is None:
+            message = f"{failure}: not finite, and no checkpoint to go back to. {WAY_OUT}"
             raise TrainingError(message, code=DIVERGED)
         self.load(member, path)
         member.state |= {"rollbacks": rollbacks, "rate_factor": factor}
