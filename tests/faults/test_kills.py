@@ -9,13 +9,12 @@ import pytest
 
 from tests.processes import ROOT, environment, output_of, started
 
+NAMES = {"kill": "killed at the n-th write", "full": "disk full at the n-th write"}
 
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [("kill", "killed at the n-th write"), ("full", "disk full at the n-th write")],
-)
-def test_at_every_write_of_a_training(tmp_path, faults, many, kind, name):
-    step = many(11, 1)
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_at_every_write_of_a_training(tmp_path, faults, many, kind):
+    step = many(23, 1)
     command = [sys.executable, "-m", "tests.faults.dying", kind, str(tmp_path), str(step)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with started(command, cwd=ROOT, env=environment(), **pipes) as process:
