@@ -307,3 +307,43 @@ def test_a_resident_stream_makes_the_same_batches(tmp_path, world):
         for rank in range(world):
             ours, theirs = (each.batch(rank=rank, **options) for each in (resident, stream))
             assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("place", ["a.writing", ".a.writing.lock", "a"])
+@pytest.mark.parametrize("target", ["file", "folder"])
+def test_links_are_not_followed(tmp_path, place, target):
+    victims = tmp_path / "victims"
+    (victims / "folder").mkdir(parents=True)
+    for name in ("file", "folder/file"):
+        (victims / name).write_text("mine")
+    (tmp_path / place).symlink_to(victims / target)
+    with pytest.raises((ValueError, OSError), match=r"link|exists already"):
+        write(tmp_path / "a")
+    assert (victims / "file").read_text() == (victims / "folder" / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "..", "", 3, None, "a\\b"])
+def test_a_manifest_names_files_of_its_folder_only(tmp_path, name):
+    write(tmp_path / "a", extra_files={"notes.txt": b"hello"})
+    edit_manifest(lambda manifest: manifest["splits"]["val"][0].update(file=name))(tmp_path / "a")
+    with pytest.raises(DataError, match="is not the name of a file in this folder") as said:
+        Dataset.open(tmp_path / "a")
+    assert "delete" not in str(said.value)
+
+
+@pytest.mark.parametrize("source", [[], "x", 3, None, {"listops": []}, {"kind": []}])
+def test_a_manifest_with_an_odd_source(tmp_path, source):
+    from nrgpt.train.config import DataConfig
+    from nrgpt.train.data import open_dataset
+
+    write(tmp_path / "a")
+    edit_manifest(lambda manifest: manifest.update(source=source))(tmp_path / "a")
+    with pytest.raises(ValueError, match=r"data\.folder: "):
+        open_dataset(DataConfig(task="listops", folder=str(tmp_path / "a")), 10)
+
+
+def test_a_manifest_of_a_million_brackets(tmp_path):
+    write(tmp_path / "a")
+    (tmp_path / "a" / "manifest.json").write_text("[" * 1_000_000)
+    with pytest.raises(DataError, match=r"manifest\.json: .*cannot be used"):
+        Dataset.open(tmp_path / "a")

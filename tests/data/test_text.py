@@ -315,3 +315,19 @@ def test_a_missing_package_names_the_extra(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(ImportError, match=r"pyarrow\.parquet: pip install 'nrgpt\[data\]'"):
         prepare(source, tmp_path / "a")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_piece_that_vanishes_is_named(tmp_path, monkeypatch, small_pieces, workers):
+    source = write_text(tmp_path / "a.txt", documents())
+    write_dataset = text.write_dataset
+
+    def later(*arguments, **options):
+        next((tmp_path / "a.partial").glob("0*")).unlink()
+        return write_dataset(*arguments, **options)
+
+    monkeypatch.setattr(text, "write_dataset", later)
+    with pytest.raises(DataError, match=r"a\.partial.* has vanished .* run the same command again"):
+        prepare(source, tmp_path / "a", workers=workers)
+    monkeypatch.undo()
+    prepare(source, tmp_path / "a")
