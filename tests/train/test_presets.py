@@ -17,7 +17,7 @@ from nrgpt.train.updates import Plain, Recorded, choose_update
 
 def test_every_preset_is_found_by_searching_for_its_name():
     source = Path(presets.__file__).read_text()
-    assert len(presets.PRESETS) == 61
+    assert len(presets.PRESETS) == 64
     for name, make in presets.PRESETS.items():
         assert f'"{name}": (' in source
         assert make.__doc__
@@ -40,6 +40,8 @@ def tiny(cfg, folder):
         "eval_every": 2, "log_every": 1, "compile": False, "optimiser.warmup": 0, "device": "cpu",
         "model.width": 12, "model.heads": min(cfg.model.heads, 2), "model.context": 64,
     }  # fmt: skip
+    if cfg.first_exit > 2:
+        sizes |= {"first_exit": 2}
     if cfg.model.steps > 3:
         sizes |= {"model.steps": 3}
     if cfg.data.task == "listops":

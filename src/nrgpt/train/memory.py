@@ -38,10 +38,10 @@ def check_memory(cfgs: Sequence[TrainConfig], where: World) -> None:
 
 def parameters(cfg: ModelConfig) -> int:
     """How many there are, without making them. Blocks of a deep model are alike: two tell all."""
-    if cfg.steps <= 2:
+    if cfg.steps <= 3:
         return count(cfg)
-    one, two = (count(dataclasses.replace(cfg, steps=steps)) for steps in (1, 2))
-    return one + (cfg.steps - 1) * (two - one)
+    two, three = (count(dataclasses.replace(cfg, steps=steps)) for steps in (2, 3))
+    return two + (cfg.steps - 2) * (three - two)
 
 
 def count(cfg: ModelConfig) -> int:
