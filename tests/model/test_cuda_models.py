@@ -16,9 +16,10 @@ from nrgpt.kernels import dispatch
 from nrgpt.train.config import OptimiserConfig
 from nrgpt.train.packed_step import PackedStep
 from nrgpt.train.presets import CERTIFIED
+from tests.cases import NEEDS_GPU
 from tests.models import BLOCKS, COUPLINGS, FEEDFORWARDS, MASKS, config, randomised, relative
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason=NEEDS_GPU)
 
 
 @pytest.mark.parametrize("mask", MASKS)
