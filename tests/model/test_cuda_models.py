@@ -16,6 +16,7 @@ from nrgpt.kernels import dispatch
 from nrgpt.train.config import OptimiserConfig
 from nrgpt.train.packed_step import PackedStep
 from nrgpt.train.presets import CERTIFIED, PRESETS, SETTLED
+from tests.cases import NEEDS_GPU
 from tests.models import (
     BLOCKS,
     COUPLINGS,
@@ -27,7 +28,7 @@ from tests.models import (
     relative,
 )
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason=NEEDS_GPU)
 
 
 @pytest.mark.parametrize("fields", DESCENDING, ids=str)

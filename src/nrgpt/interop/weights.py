@@ -1,6 +1,7 @@
 """Weight files: only safetensors are opened, never pickles. And their alignment in memory."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -103,7 +104,7 @@ def check_config_file(path: Path) -> None:
         raise ValueError(f"{path} is not a configuration ({error!r})") from error
     check_named_weights(fields.get("transformers_weights"), str(path))
     base = fields.get("base_model_name_or_path")
-    if path.name == ADAPTER and isinstance(base, str) and Path(base).is_dir():
+    if path.name == ADAPTER and isinstance(base, str) and os.path.isdir(base):
         check_folder(base)
 
 

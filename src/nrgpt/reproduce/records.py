@@ -104,7 +104,7 @@ def parse_line(line: bytes, where: str) -> dict[str, Any]:
         if isinstance(row, dict) and "case" in row:
             return row
         problem = "it names no case"
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         problem = str(error)
     raise ValueError(
         f"{where}: no row of results ({problem}); delete this line, and its run will be recorded "
