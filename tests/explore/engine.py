@@ -16,7 +16,7 @@ WATCH = """({ spec, texts, settings, attract }) => {
   return texts.map(tokens => {
     const roll = new Roll(model, settings).read(tokens).finish();
     const looks = roll.rolled.map(one => one.looks);
-    const names = ["energy", "force", "size", "move", "entropy", "said", "chances"];
+    const names = ["energy", "push", "force", "size", "move", "entropy", "said", "chances"];
     const tables = names.map(name => [name, looks.map(own => own.map(look => look[name]))]);
     return {
       ...Object.fromEntries(tables),
@@ -62,6 +62,8 @@ def differences(
     idx, has_energy = torch.tensor([tokens]), model.cfg.block == "nrgpt"
     here = nrgpt.trajectory(model, idx, top=5, energies=has_energy, **options)
     states = torch.cat(list(model.states(idx, **options)))
+    assert here.entropy is not None
+    assert here.top_probabilities is not None
     pairs = {
         "size": (there["size"], here.size[:, 0]),
         "entropy": (there["entropy"], here.entropy[:, 0]),
@@ -72,6 +74,7 @@ def differences(
     if has_energy:
         terms = [energy[:, 0] for name, energy in here.energies.items() if name != "total"]
         pairs["energies"] = (there["energies"], torch.stack(terms, -1))
+        assert here.force is not None
         pairs["force"] = (there["force"], here.force[:, 0])
     said = states_first(there["said"])[..., 0]
     assert torch.equal(said, here.argmax[:, 0].double())

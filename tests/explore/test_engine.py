@@ -4,12 +4,14 @@ import pytest
 import torch
 
 from nrgpt import zoo
+from nrgpt.dynamics.altered import altered
+from nrgpt.dynamics.field import Field
 from nrgpt.dynamics.landscape import TokenLandscape, minimise
 from nrgpt.explore.weights import NotForThePage, describe, shortest
 from nrgpt.train.runs import load_run
 
 from ..models import BLOCKS, FEEDFORWARDS, MASKS, NORMS, RATES, config, randomised
-from .engine import Engine, agree
+from .engine import Engine, agree, differences, states_first
 
 PARTS = [
     *FEEDFORWARDS,
@@ -59,6 +61,32 @@ def test_more_steps_than_trained(engine, block):
 def test_an_energy_of_ones_own(engine, rate):
     direction = torch.randn(9).tolist()
     agree(engine, small(rate=rate), texts_for(11, 1, 9), (direction, 0.7))
+
+
+@pytest.mark.parametrize("fields", [{"rate": "free_per_step"}, {"block": "rgpt"}], ids=str)
+def test_the_sliders(engine, fields):
+    model, texts = small(**fields), texts_for(11, 1, 9)
+    seen = engine.watch(model, texts, rate=1.7, beta=0.4)[0]
+    found = differences(seen, altered(model.double(), rate=1.7, beta=0.4), texts[0])
+    assert max(found.values()) < 1e-5, found
+
+
+def test_the_safeguard_can_be_turned_on(engine):
+    model, texts = small(feedforward="memory"), texts_for(11, 1, 9)
+    seen = engine.watch(model, texts, cone=True)[0]
+    found = differences(seen, altered(model.double(), cone=True), texts[0])
+    assert max(found.values()) < 1e-5, found
+    assert max(max(p or 0 for p in states) for states in seen["push"]) > 0
+
+
+def test_a_frozen_past(engine):
+    """Each token rolls among the last states of the others."""
+    model, texts = small(feedforward="memory", rate="gamma"), texts_for(11, 1, 9)
+    seen = engine.watch(model, texts, frozen=True)[0]
+    exact, idx = model.double(), torch.tensor(texts)
+    field = Field(exact, *idx.shape, past=exact.last_state(idx))
+    energies = [look.energy[0] for _, look in field.roll(exact.embed(idx), 4)]
+    assert torch.allclose(states_first(seen["energy"]), torch.stack(energies), rtol=1e-5)
 
 
 def test_text_is_added_at_the_end_without_another_look_at_the_beginning(engine):

@@ -52,7 +52,9 @@ def for_page(model: Network, tokenizer: Tokenizer, name: str, **more: Any) -> di
     if not isinstance(tokenizer, SymbolTokenizer):
         raise NotForThePage(f"the page cannot make the tokens of a {type(tokenizer).__name__}")
     if not is_small_enough(model):
-        raise NotForThePage(f"{model.parameter_counts().total:,} parameters are too many for a page")
+        raise NotForThePage(
+            f"{model.parameter_counts().total:,} parameters are too many for a page"
+        )
     return about(model, tokenizer, name, **more) | {"engine": describe(model)}
 
 
@@ -71,4 +73,8 @@ def certificates(model: Network) -> dict[str, Any]:
 
 def told(certificate: Certificate) -> dict[str, Any]:
     findings = [{"part": f.part, "level": f.level.name, "why": f.why} for f in certificate.findings]
-    return {"level": certificate.level.name, "title": TITLES[certificate.level], "findings": findings}
+    return {
+        "level": certificate.level.name,
+        "title": TITLES[certificate.level],
+        "findings": findings,
+    }

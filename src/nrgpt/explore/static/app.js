@@ -38,7 +38,7 @@ class Panel {
     const found = await this.source.roll(tokens.slice(0, context), this.settings, alive, share => tell(`rolling: ${percent(share)}`));
     if (!found || !alive()) return false;
     this.record = found;
-    this.land = null;
+    this.land = found.landscape ? { A: found.landscape.token, found: found.landscape } : null;
     return true;
   }
 
@@ -58,15 +58,19 @@ const time = () => chosen.t ?? steps();
 const tell = text => ($("notice").textContent = text);
 
 // One function computes, one draws everything, one draws what changes with time.
+let computing = 0;
 async function compute() {
   if (chosen.text === null) return;
   remember();
+  computing += 1;
   try {
     const done = await Promise.all(panels.map(panel => panel.update()));
     if (!done.every(Boolean)) return;
     tell([...new Set(panels.map(panel => panel.notice).filter(Boolean))].join("; "));
   } catch (error) {
     return tell(error.message);
+  } finally {
+    computing -= 1;
   }
   draw();
 }
@@ -100,7 +104,7 @@ function draw() {
   drawMoving();
   each("small", (host, see) => {
     const rest = Object.keys(see.record.curves).filter(name => name !== nameOf(see));
-    host.replaceChildren(...rest.map(name => html("button", { type: "button", onclick: () => choose({ quantity: name }), "aria-label": `Show ${titleOf(name)}` })));
+    host.replaceChildren(...rest.map(name => html("button", { type: "button", onclick: () => choose({ quantity: name }) })));
     rest.forEach((name, i) => drawCurves(host.children[i], see, name, { height: 150, isSmall: true }));
   });
   drawLamps();
@@ -143,7 +147,7 @@ function offerQuantities() {
 
 // The certificate as a lamp: what is proved, and what happened in this text.
 function drawLamps() {
-  $("lamps").replaceChildren(...panels.filter(panel => panel.record).map((panel, i) => {
+  $("lamps").replaceChildren(...panels.filter(panel => panel.record && panel.info.certificates).map((panel, i) => {
     const { certificates } = panel.info, { cone } = panel.settings, { energy } = panel.record.curves;
     const found = certificates[cone === null ? "as_is" : cone ? "cone" : "no_cone"] ?? certificates.as_is;
     let told = "";

@@ -53,8 +53,8 @@ function drawSettings() {
     weight.value = settings.weight;
     rows.push(html("div", {}, html("label", {}, "An energy of your own: pull towards", word)), html("label", {}, "with weight ", out, weight));
   }
-  if (info.recorded) rows.push(html("p", { class: "soft" }, "This is a recording: the model is not in this page."));
-  else rows.push(html("button", { type: "button", onclick: () => { chosen.settings[active] = { ...DEFAULTS }; drawSettings(); compute(); } }, "As trained"));
+  if (!info.recorded)
+    rows.push(html("button", { type: "button", onclick: () => { chosen.settings[active] = { ...DEFAULTS }; drawSettings(); compute(); } }, "As trained"));
   $("settings").replaceChildren(...rows);
   $("which").replaceChildren(...(panels.length < 2 ? [] : panels.map((_, i) => html("button", {
     type: "button", "aria-pressed": String(i === active), onclick: () => { active = i; drawSettings(); drawLand(); },
@@ -78,7 +78,9 @@ function drawModels() {
     type: "button", onclick: () => { stop(); setText(text); compute(); },
   }, text.trim() || "(new line)")));
   $("text").readOnly = Boolean(info.recorded);
-  $("generate").hidden = $("compare").hidden = Boolean(info.recorded);
+  const isRecorded = Boolean(info.recorded);  // the model is not in the page
+  for (const id of ["generate", "compare", "examples"]) $(id).hidden = isRecorded;
+  for (const id of ["settings", "attention"]) $(id).closest("section").hidden = isRecorded;
   $("compare").setAttribute("aria-pressed", String(panels.length > 1));
   const where = data.models.some(m => !m.engine && !m.recorded) ? "by Python on this machine" : info.recorded ? "beforehand, by Python" : "in this page, by a small engine in JavaScript";
   $("where").textContent = where;
@@ -117,7 +119,8 @@ function recall() {
   const models = (state.get("model") ?? "").split("|").map(name => names.indexOf(name)).filter(i => i >= 0).slice(0, 2);
   chosen.models = models.length ? models : [0];
   const count = name => (/^\d+(\.\d+)?$/.test(state.get(name) ?? "") ? Number(state.get(name)) : null);
-  chosen.A = count("token") === null ? 10 : Math.floor(count("token"));
+  const { recorded } = data.models[chosen.models[0]];
+  chosen.A = Math.floor(count("token") ?? recorded?.landscape?.token ?? 10);
   chosen.t = count("step");
   chosen.quantity = state.get("show") ?? "energy";
   chosen.change = $("change").checked = state.get("change") === "1";

@@ -78,7 +78,17 @@ class Local extends Source {
     if (!tokens.length || !weight || !this.model.hasEnergy) return { ...rest, temperature };
     const pull = zeros(this.model.tokens.shape[1]);
     for (const token of tokens) addTo(pull, this.model.direction(token), 1 / tokens.length);
-    return { ...rest, temperature, attract: new Attract(pull, weight) };
+    return { ...rest, temperature, attract: new Attract(pull, weight * this.unit) };
+  }
+
+  // The mean force on the first example's states: what a weight of 1 is as strong as.
+  get unit() {
+    if (!this.info.unit) {
+      const roll = new Roll(this.model).read(this.encode(this.info.examples[0]).tokens).finish();
+      const forces = roll.rolled.flatMap(one => one.looks.map(look => look.force));
+      this.info.unit = forces.reduce((a, b) => a + b, 0) / forces.length;
+    }
+    return this.info.unit;
   }
 
   // Roll a text; the beginning that it shares with the last one has rolled already.
@@ -132,35 +142,26 @@ class Remote extends Source {
     });
     const found = await answer.json();
     if (!answer.ok) throw new Error(found.error ?? answer.statusText);
+    this.info.texts = { ...this.info.texts, ...found.texts };
     return found;
   }
 
   async read(text) {
-    const found = await this.ask("encode", { text });
-    this.info.texts = { ...this.info.texts, ...found.texts };
-    return found;
+    return this.ask("read", { text });
   }
 
   async roll(tokens, settings, alive) {
     const found = await this.ask("roll", { tokens, settings });
-    this.info.texts = { ...this.info.texts, ...found.texts };
     return alive() ? { ...found, settings } : null;
   }
 
   async landscape({ tokens, settings }, token, alive) {
     const found = await this.ask("landscape", { tokens, settings, token });
-    this.info.texts = { ...this.info.texts, ...found.texts };
     return alive() ? found : null;
   }
 
-  async attention({ tokens, settings }, token, step) {
-    return (await this.ask("attention", { tokens, settings, token, step })).heads;
-  }
-
   async next({ tokens, settings }) {
-    const found = await this.ask("next", { tokens, settings });
-    this.info.texts = { ...this.info.texts, ...found.texts };
-    return found.token;
+    return (await this.ask("next", { tokens, settings })).token;
   }
 }
 
