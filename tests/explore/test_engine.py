@@ -10,12 +10,15 @@ from nrgpt.dynamics.landscape import TokenLandscape, minimise
 from nrgpt.explore.weights import NotForThePage, describe, shortest
 from nrgpt.train.runs import load_run
 
-from ..models import BLOCKS, FEEDFORWARDS, MASKS, NORMS, RATES, config, randomised
+from ..models import BLOCKS, DESCENDING, FEEDFORWARDS, MASKS, NORMS, RATES, config, randomised
 from .engine import Engine, agree, differences, states_first
 
 PARTS = [
     *FEEDFORWARDS,
+    *(fields for fields in DESCENDING if fields.get("coupling") != "full"),
     *({"mask": mask} for mask in MASKS),
+    *({"mask": "inclusive", "safeguard": "cone", "feedforward": "ff2w", "norm": n} for n in NORMS),
+    {"feedforward": "memory", "safeguard": "cone", "margin": 0.1},
     *({"rate": rate} for rate in RATES if rate != "state"),
     *({"norm": norm, "rate": "psd_skew_per_step"} for norm in NORMS),
     *({"norm": norm, "safeguard": "cone", "feedforward": "memory"} for norm in NORMS),
@@ -84,8 +87,9 @@ def test_a_frozen_past(engine):
     model, texts = small(feedforward="memory", rate="gamma"), texts_for(11, 1, 9)
     seen = engine.watch(model, texts, frozen=True)[0]
     exact, idx = model.double(), torch.tensor(texts)
-    field = Field(exact, *idx.shape, past=exact.last_state(idx))
-    energies = [look.energy[0] for _, look in field.roll(exact.embed(idx), 4)]
+    start = exact.begin(idx)
+    field = Field(exact, start, past=exact.last_state(idx))
+    energies = [look.energy[0] for _, look in field.roll(start, 4)]
     assert torch.allclose(states_first(seen["energy"]), torch.stack(energies), rtol=1e-5)
 
 
@@ -118,9 +122,12 @@ def test_attention_is_a_distribution_over_earlier_tokens(engine):
 
 
 @pytest.mark.parametrize("norm", NORMS)
-def test_the_landscape_of_a_token(engine, norm):
+@pytest.mark.parametrize("past", ["moving", "settled"])
+def test_the_landscape_of_a_token(engine, norm, past):
     """Energies at any points, and the minimum below the token's end."""
-    model, tokens = small(norm=norm, feedforward="memory", rate="gamma"), texts_for(11, 1, 9)[0]
+    fields = {"drive": True, "prelude": 1} if past == "settled" else {}
+    model = small(norm=norm, past=past, feedforward="memory", rate="gamma", **fields)
+    tokens = texts_for(11, 1, 9)[0]
     spec = describe(model)
     land = TokenLandscape(model.double(), torch.tensor([tokens]), token=6)
     points = land.random_points(5)

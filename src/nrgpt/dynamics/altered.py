@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..check import check
 from ..model.block import EnergyBlock
+from ..model.certificate import Finding
 from ..model.energy import AttentionEnergy
 from ..model.network import Network
 from ..model.norm import Norm
@@ -33,7 +34,10 @@ class Faster(Rate):
     def apply_step(self, force: Tensor, t: int, x: Tensor, norm: Norm) -> Tensor:
         return self.rate.apply_step(force, t, x, norm)
 
-    def guarantee(self, norm: Norm):  # type: ignore[no-untyped-def]
+    def combined(self, parts: dict[str, Tensor], t: int, x: Tensor, norm: Norm) -> Tensor:
+        return self.rate.combined(parts, t, x, norm)  # the factor is in the parts
+
+    def guarantee(self, norm: Norm) -> Finding:
         return self.rate.guarantee(norm)  # which asks for a direction, not for a length
 
 

@@ -128,11 +128,11 @@ def survey(
     between, top, energy, curvatures = None, None, None, None
     if other is not None:
         ends = found.minima[below], found.minima[other]
-        between = least_energy_path(land, land.surface, *ends, images=21, iterations=200)
+        between = least_energy_path(land, land.surface, *ends, images=17, iterations=120)
         highest = int(between.energy.argmax())
         if 0 < highest < len(between.points) - 1:  # otherwise one of the two is no pit
             top, curvatures = saddle(
-                land, land.surface, between.points[highest], iterations=15, rate=0.04
+                land, land.surface, between.points[highest], iterations=6, rate=0.04
             )
             energy = float(land(top[None]))
     target = found.minima[below if other is None else other]

@@ -6,15 +6,9 @@ from typing import Any
 import torch
 
 from ..data.tokenizer import SymbolTokenizer, Tokenizer
-from ..model.certificate import Certificate, Guarantee
+from ..model.certificate import Certificate
 from ..model.network import Network
 from .weights import NotForThePage, describe, is_small_enough
-
-TITLES = {
-    Guarantee.EVERY_STEP: "Certified: the energy falls at every step, however large",
-    Guarantee.SMALL_STEPS: "The energy falls for small enough steps; these may be too large",
-    Guarantee.NONE: "Not certified: nothing forces an energy to fall",
-}
 
 
 def about(
@@ -42,7 +36,7 @@ def about(
         "examples": list(examples),
         "terms": list(model.energy_block.terms) if has_energy else [],
         "cone": has_energy and model.energy_block.safeguard,
-        "settled": False,
+        "settled": model.is_settled,
         "certificates": certificates(model),
     }
 
@@ -75,6 +69,6 @@ def told(certificate: Certificate) -> dict[str, Any]:
     findings = [{"part": f.part, "level": f.level.name, "why": f.why} for f in certificate.findings]
     return {
         "level": certificate.level.name,
-        "title": TITLES[certificate.level],
+        "title": str(certificate).splitlines()[0],
         "findings": findings,
     }

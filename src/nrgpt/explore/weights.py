@@ -6,20 +6,22 @@ import copy
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..model.block import EnergyBlock
 from ..model.energy import AttentionEnergy, EnergyTerm
-from ..model.energy.feedforward import FF1, FF2, FF2W, DenseMemory
+from ..model.energy.feedforward import FF1, FF2, FF2W, DenseMemory, FeedForwardEnergy
 from ..model.network import Network
 from ..model.norm import LayerNorm, NoNorm, Norm
-from ..model.rate import ConstantRate
+from ..model.planned import total_curvature
+from ..model.rate import State
 from ..model.transformer import ParallelBlock, SequentialBlock, TransformerBlock
 
 MOST = 1_500_000
 """Parameters of the largest model that goes into a page; larger ones need a server."""
 
-FEEDFORWARDS = {FF1: "ff1", FF2W: "ff2w", FF2: "ff2", DenseMemory: "memory"}
+FEEDFORWARDS: dict[type, str] = {FF1: "ff1", FF2W: "ff2w", FF2: "ff2", DenseMemory: "memory"}
 
 
 class NotForThePage(ValueError):
@@ -45,7 +47,9 @@ class Weights:
         return name
 
     def add_all(self, prefix: str, owner: torch.nn.Module, names: str) -> dict[str, str | None]:
-        return {name: self.add(prefix + name, getattr(owner, name)) for name in names.split()}
+        """Those of these weights that there are."""
+        given = {name: getattr(owner, name, None) for name in names.split()}
+        return {name: self.add(prefix + name, weight) for name, weight in given.items()}
 
 
 def shortest(tensor: Tensor) -> tuple[str, bytes]:
@@ -76,7 +80,11 @@ def describe(model: Network) -> dict[str, Any]:
         "head": kept.add("tokens" if model.head is None else "head", model.head_weight),
         "head_bias": kept.add("head_bias", model.head_bias),
         "final_norm": norm(kept, "final_norm.", model.final_norm),
-        "blocks": [block(kept, f"{i}.", part) for i, part in enumerate(model.blocks)],
+        "prelude": [block(kept, f"p{i}.", layer, 1) for i, layer in enumerate(model.prelude)],
+        "prelude_loops": model.prelude.loops,
+        "on_sphere": model.is_on_sphere,
+        "settled": model.is_settled,
+        "blocks": [block(kept, f"{i}.", b, cfg.steps) for i, b in enumerate(model.blocks)],
     }
     data = base64.b64encode(kept.bytes).decode()
     return description | {"tensors": kept.list, "data": data}
@@ -94,58 +102,69 @@ def norm(kept: Weights, prefix: str, norm: Norm) -> dict[str, Any]:
     }
 
 
-def block(kept: Weights, prefix: str, block: torch.nn.Module) -> dict[str, Any]:
+def block(kept: Weights, prefix: str, block: torch.nn.Module, steps: int) -> dict[str, Any]:
     if isinstance(block, EnergyBlock):
+        exact = copy.deepcopy(block).double()  # whatever is folded here is not rounded
+        curvature = total_curvature(exact.named_terms(), exact.norm)
         return {
             "kind": "energy",
             "norm": norm(kept, prefix + "norm.", block.norm),
-            "terms": [term(kept, prefix, name, part) for name, part in block.named_terms()],
-            "eta": rates(kept, prefix, block),
+            "terms": [term(kept, prefix, name, part, exact) for name, part in block.named_terms()],
+            "eta": rates(kept, prefix, exact, steps),
             "cone": block.safeguard,
+            "curvature": None if curvature is None else float(curvature),
+            "margin": block.margin,
         }
     assert isinstance(block, TransformerBlock)
     return transformer(kept, prefix, block)
 
 
-def term(kept: Weights, prefix: str, name: str, term: EnergyTerm) -> dict[str, Any]:
+def term(
+    kept: Weights, prefix: str, name: str, term: EnergyTerm, exact: EnergyBlock
+) -> dict[str, Any]:
     """By exact type: a subclass may have changed anything."""
-    prefix = f"{prefix}{name}."
+    prefix, same = f"{prefix}{name}.", exact.terms[name]
     if type(term) is AttentionEnergy and not term.full:
+        assert isinstance(same, AttentionEnergy)
         return {
             "name": name,
             "kind": "attention",
             "heads": term.heads,
             "beta": term.beta,
             "mask": term.mask,
-            **kept.add_all(prefix, term, "W_Q W_K alpha"),
+            "alpha": kept.add(prefix + "alpha", same.strength()),
+            **kept.add_all(prefix, term, "W_Q W_K W_V W_P W_drive"),
         }
-    if type(term) not in FEEDFORWARDS:
-        what = (
-            "attention with full coupling" if type(term) is AttentionEnergy else type(term).__name__
-        )
+    if not isinstance(term, FeedForwardEnergy) or type(term) not in FEEDFORWARDS:
+        is_full = type(term) is AttentionEnergy
+        what = "attention with full coupling" if is_full else type(term).__name__
         raise NotForThePage(f"the page's engine does not know the energy {name!r} ({what})")
-    names = "W b" if isinstance(term, FF1 | DenseMemory) else "W_1 W_2 b_1 b_2"
+    units = F.softplus(same.units) if isinstance(same, DenseMemory) and same.free else None
     return {
         "name": name,
-        "kind": FEEDFORWARDS[type(term)],  # type: ignore[index]
-        "activation": term.activation,  # type: ignore[attr-defined]
+        "kind": FEEDFORWARDS[type(term)],
+        "activation": term.activation,
         "potential": term.name if isinstance(term, DenseMemory) else None,
-        "scale": kept.add(prefix + "scale", term.feedforward_scale),  # type: ignore[arg-type]
-        **kept.add_all(prefix, term, names),
+        "scale": kept.add(prefix + "scale", term.feedforward_scale),
+        "units": kept.add(prefix + "units", units),
+        **kept.add_all(prefix, term, "W b W_1 W_2 b_1 b_2 W_drive"),
     }
 
 
-def rates(kept: Weights, prefix: str, block: EnergyBlock) -> list[str | None]:
-    """eta of all terms, or of each: diagonals (steps, D) or matrices (steps, D, D). Folded in
-    float64, as nothing else is left to round."""
-    rate, block_norm = copy.deepcopy(block.rate).double(), copy.deepcopy(block.norm).double()
-    if not isinstance(rate, ConstantRate):
-        raise NotForThePage(f"the page's engine does not know the rate {type(rate).__name__}")
-    if not rate.differs_by_term:
-        return [kept.add(f"{prefix}eta", diagonal(rate.matrices(block_norm)))]
+def rates(kept: Weights, prefix: str, block: EnergyBlock, steps: int) -> list[str | None]:
+    """eta of all terms, or of each: diagonals (steps, D) or matrices (steps, D, D)."""
+    rate, norm = block.rate, block.norm
+    if isinstance(rate, State):
+        raise NotForThePage("the page's engine does not know the rate State")
+    names = list(block.terms) if rate.differs_by_term else list(block.terms)[:1]
     eye = torch.eye(rate.width, dtype=torch.float64, device=next(block.parameters()).device)
-    by_term = {name: rate.fold(eye, block_norm, name) for name in block.terms}
-    return [kept.add(f"{prefix}eta.{name}", eta[None]) for name, eta in by_term.items()]
+    found = []
+    for name in names:
+        columns = rate.fold(eye, norm, name).mT[None]  # as a text whose tokens are the columns
+        moments = range(1 if rate.is_folded else steps)
+        each = [rate.combined({name: columns}, t, columns, norm)[0].mT for t in moments]
+        found.append(kept.add(f"{prefix}eta.{name}", diagonal(torch.stack(each))))
+    return found
 
 
 def diagonal(matrices: Tensor) -> Tensor:

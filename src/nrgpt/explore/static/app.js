@@ -158,7 +158,7 @@ function drawLamps() {
       if (rises && found.level === "EVERY_STEP") told += " (The guarantee is for a token whose past stands still. Here earlier tokens move too: let them stand still, below.)";
     }
     const why = html("details", {}, html("summary", {}, "why"), html("ul", {}, found.findings.map(f => html("li", {}, `${f.part}: ${f.why}`))));
-    return html("div", { class: `lamp ${found.level}` }, html("i", { "aria-hidden": "true" }), html("div", {}, (panels.length > 1 ? `${"AB"[i]}: ` : "") + found.title + "." + told, why));
+    return html("div", { class: `lamp ${found.level}` }, html("i", { "aria-hidden": "true" }), html("div", {}, (panels.length > 1 ? `${"AB"[i]}: ` : "") + found.title[0].toUpperCase() + found.title.slice(1) + "." + told, why));
   }));
 }
 

@@ -38,9 +38,10 @@ class Norm {
 // Energies: each look gives E and the force on g ---------------------------------------------------
 
 // A query of all heads, side by side, among what other tokens show: for each head the probabilities,
-// the logsumexp of its scores, and the mean of the values.
+// the logsumexp of its scores, and the means of the keys and of the values.
 function attend(query, shown, heads, scale) {
-  const size = query.length / heads, mean = zeros(query.length), logs = zeros(heads), p = [];
+  const size = query.length / heads, logs = zeros(heads), p = [];
+  const mean = zeros(query.length), values = zeros(query.length);
   for (let h = 0; h < heads; h++) {
     const from = h * size, scores = zeros(shown.length);
     for (let B = 0; B < shown.length; B++) {
@@ -53,83 +54,92 @@ function attend(query, shown, heads, scale) {
     const weights = scores.map(s => Math.exp(s - most)), sum = weights.reduce((a, b) => a + b, 0);
     logs[h] = most + Math.log(sum);
     p.push(weights.map(w => w / sum));
-    shown.forEach(({ value }, B) => {
-      for (let i = from; i < from + size; i++) mean[i] += p[h][B] * value[i];
+    shown.forEach(({ key, value }, B) => {
+      for (let i = from; i < from + size; i++) {
+        mean[i] += p[h][B] * key[i];
+        values[i] += p[h][B] * value[i];
+      }
     });
   }
-  return { p, logs, mean };
+  return { p, logs, mean, values };
 }
 
-// -(1/beta) sum_h alpha_h log sum_B exp(beta q . k_B)
+// -(1/beta) sum_h alpha_h log sum_B exp(beta q . k_B). ``own`` is what a settled token showed and is
+// driven by; ``move`` what write weights of its own make of the same look.
 class Attention {
   constructor(spec, tensors) {
     Object.assign(this, { heads: spec.heads, beta: spec.beta, mask: spec.mask });
-    this.W_Q = tensors[spec.W_Q];
-    this.W_K = tensors[spec.W_K];
+    for (const name of ["W_Q", "W_K", "W_V", "W_P", "W_drive"]) this[name] = tensors[spec[name]];
     this.alpha = spec.alpha ? tensors[spec.alpha].data : zeros(spec.heads).fill(1);
   }
 
   show(g) {
     const key = times(this.W_K, g);
-    return { key, value: key };
+    return { key, value: this.W_V ? times(this.W_V, g) : key };
   }
 
-  look(g, past, settings) {
-    const shown = this.mask === "strict" ? past : [...past, this.show(g)];
-    if (!shown.length) return { energy: 0, force: zeros(g.length), p: [] };
-    const query = times(this.W_Q, g), beta = this.beta * settings.beta;
-    const { p, logs, mean } = attend(query, shown, this.heads, beta);
-    const size = query.length / this.heads, weigh = v => v.map((c, i) => this.alpha[i / size | 0] * c);
+  look(g, past, settings, own) {
+    const shown = this.mask === "strict" ? past : [...past, own ?? this.show(g)];
+    const none = zeros(g.length);
+    if (!shown.length) return { energy: 0, force: none, move: none, p: [] };
+    const query = driven(times(this.W_Q, g), own), beta = this.beta * settings.beta;
+    const { p, logs, mean, values } = attend(query, shown, this.heads, beta);
+    const size = query.length / this.heads;
+    const weigh = v => v.map((c, i) => this.alpha[i / size | 0] * c);
     const force = timesTransposed(this.W_Q, weigh(mean));
-    if (this.mask === "inclusive") {  // the token is a key of its own, and that key moves too
-      const own = query.map((c, i) => p[i / size | 0][shown.length - 1] * c);
-      addTo(force, timesTransposed(this.W_K, weigh(own)));
+    if (this.mask === "inclusive" && !own) {  // the token is a key of its own, and that key moves too
+      const pull = query.map((c, i) => p[i / size | 0][shown.length - 1] * c);
+      addTo(force, timesTransposed(this.W_K, weigh(pull)));
     }
-    return { energy: -dot(this.alpha, logs) / beta, force, p };
+    const move = this.W_P ? times(this.W_P, values) : force;
+    return { energy: -dot(this.alpha, logs) / beta, force, move, p };
   }
 }
 
-// The feed-forward energies: E and dE/dz by kind, z = W g + b.
+const driven = (z, own) => (own?.drive ? addTo(z, own.drive) : z);
+
+// The feed-forward energies: E and the force by kind, z = W g + b.
 class FeedForwardEnergy {
   constructor(spec, tensors) {
     this.kind = spec.kind;
     this.scale = spec.scale ? tensors[spec.scale].data[0] : 1;
-    for (const name of ["W", "b", "W_1", "W_2", "b_1", "b_2"])
-      this[name] = spec[name] ? tensors[spec[name]] : null;
-    [this.value, this.slope] = spec.potential ? POTENTIALS[spec.potential] : ACTIVATIONS[spec.activation];
+    for (const name of ["W", "b", "W_1", "W_2", "b_1", "b_2", "W_drive"]) this[name] = tensors[spec[name]];
+    this.units = spec.units ? tensors[spec.units].data : null;
+    [this.sigma, this.slope] = ACTIVATIONS[spec.activation];
+    this.potential = POTENTIALS[spec.potential];
   }
 
-  look(g) {
-    const { energy, force } = this[this.kind](g);
-    return { energy: this.scale * energy, force: force.map(c => this.scale * c) };
+  look(g, past, settings, own) {
+    const z = driven(times(this.W ?? this.W_1, g, this.b ?? this.b_1), own);
+    const found = this[this.kind](z, g), force = found.force.map(c => this.scale * c);
+    return { energy: this.scale * found.energy, force, move: found.move ?? force };
   }
 
-  // -sum F(z)
-  memory(g) {
-    const z = times(this.W, g, this.b);
-    let energy = 0;
-    for (const c of z) energy -= this.value(c);
-    return { energy, force: timesTransposed(this.W, z.map(this.slope)) };
+  // -sum_j w_j F(z_j); with write weights of its own the token moves by W_2 sigma(z)
+  memory(z) {
+    const [F, slope] = this.potential, w = this.units ?? z.map(() => 1);
+    const force = timesTransposed(this.W, z.map((c, j) => w[j] * slope(c)));
+    const move = this.W_2 ? times(this.W_2, z.map(this.sigma)) : null;
+    return { energy: -dot(w, z.map(F)), force, move };
   }
 
   // -|sigma(z)|^2
-  ff1(g) {
-    const z = times(this.W, g, this.b), s = z.map(this.value);
-    const force = timesTransposed(this.W, s.map((c, i) => 2 * c * this.slope(z[i])));
-    return { energy: -dot(s, s), force };
+  ff1(z) {
+    const s = z.map(this.sigma), on_z = s.map((c, i) => 2 * c * this.slope(z[i]));
+    return { energy: -dot(s, s), force: timesTransposed(this.W, on_z) };
   }
 
   // -g . (W_2 sigma(z) + b_2)
-  ff2w(g) {
-    const z = times(this.W_1, g, this.b_1), s = z.map(this.value), out = times(this.W_2, s, this.b_2);
+  ff2w(z, g) {
+    const s = z.map(this.sigma), out = times(this.W_2, s, this.b_2);
     const back = timesTransposed(this.W_2, g).map((c, i) => c * this.slope(z[i]));
     return { energy: -dot(g, out), force: addTo(timesTransposed(this.W_1, back), out) };
   }
 
   // -|sigma(u)|^2, u = W_2 sigma(z) + b_2
-  ff2(g) {
-    const z = times(this.W_1, g, this.b_1), u = times(this.W_2, z.map(this.value), this.b_2);
-    const s = u.map(this.value), on_u = s.map((c, i) => 2 * c * this.slope(u[i]));
+  ff2(z) {
+    const u = times(this.W_2, z.map(this.sigma), this.b_2), s = u.map(this.sigma);
+    const on_u = s.map((c, i) => 2 * c * this.slope(u[i]));
     const on_z = timesTransposed(this.W_2, on_u).map((c, i) => c * this.slope(z[i]));
     return { energy: -dot(s, s), force: timesTransposed(this.W_1, on_z) };
   }
@@ -142,7 +152,7 @@ class Attract {
   }
 
   look(g) {
-    return { energy: -dot(g, this.force), force: this.force };
+    return { energy: -dot(g, this.force), force: this.force, move: this.force };
   }
 }
 
@@ -153,7 +163,7 @@ const TERMS = { attention: Attention };
 class EnergyBlock {
   constructor(spec, tensors) {
     this.norm = new Norm(spec.norm, tensors);
-    this.cone = spec.cone;
+    Object.assign(this, { cone: spec.cone, curvature: spec.curvature, margin: spec.margin });
     this.names = spec.terms.map(term => term.name);
     this.terms = spec.terms.map(term => new (TERMS[term.kind] || FeedForwardEnergy)(term, tensors));
     this.eta = spec.eta.map(name => tensors[name]);  // one for all terms, or one for each
@@ -165,32 +175,17 @@ class EnergyBlock {
     return this.terms.map(term => (term.show ? term.show(g) : null));
   }
 
+  // The same of a past that is settled, made once where the steps start, and what drives the token.
+  settle(x) {
+    const g = this.norm.apply(x), shown = this.show(x);
+    const drive = term => (term.W_drive ? times(term.W_drive, g) : null);
+    return this.terms.map((term, slot) => ({ ...shown[slot], drive: drive(term) }));
+  }
+
   // eta^(t) f: a diagonal or a matrix, the same for all steps or one for each.
   rated(eta, t, f) {
     const own = eta.part(Math.min(t, eta.shape[0] - 1));
     return own.shape.length === 2 ? times(own, f) : f.map((c, i) => own.data[i] * c);
-  }
-
-  // Energies and forces at g. ``past`` has what earlier tokens show, by token and term.
-  field(g, past, settings) {
-    const terms = settings.attract ? [...this.terms, settings.attract] : this.terms;
-    const looks = terms.map((term, slot) =>
-      term.look(g, term.show ? past.map(shown => shown[slot]) : null, settings));
-    const energies = looks.map(look => look.energy), forces = looks.map(look => look.force);
-    const force = forces.reduce((sum, f) => addTo(sum, f), zeros(g.length));
-    const p = looks.find(look => look.p)?.p ?? [];
-    return { energies, energy: energies.reduce((a, b) => a + b, 0), forces, force, p };
-  }
-
-  // The same in state x, and the state after step t.
-  look(x, t, past, settings) {
-    const g = this.norm.apply(x), found = this.field(g, past, settings), { force, forces } = found;
-    const update = this.eta.length === 1
-      ? this.rated(this.eta[0], t, force)
-      : forces.reduce((sum, f, slot) => addTo(sum, this.rated(this.etaOf(slot), t, f)), zeros(x.length));
-    const wanted = x.map((c, i) => c + settings.rate * update[i]);
-    const kept = (settings.cone ?? this.cone) ? this.kept(x, wanted, force) : { next: wanted, push: 0 };
-    return { g, ...found, angle: this.angle(x, force), ...kept };
   }
 
   // A term that joined for one call is moved by the mean of the others' rates.
@@ -201,36 +196,80 @@ class EnergyBlock {
     return new Tensor(this.eta[0].shape, mean);
   }
 
+  // Energies and forces at g. ``past`` has what earlier tokens show, by token and term; ``own`` what
+  // the token itself does, if it is settled.
+  field(g, past, settings, own) {
+    const terms = settings.attract ? [...this.terms, settings.attract] : this.terms;
+    const looks = terms.map((term, slot) =>
+      term.look(g, term.show ? past.map(shown => shown[slot]) : null, settings, own?.[slot]));
+    const energies = looks.map(look => look.energy), moves = looks.map(look => look.move);
+    const force = looks.reduce((sum, look) => addTo(sum, look.force), zeros(g.length));
+    const p = looks.find(look => look.p)?.p ?? [];
+    return { energies, energy: energies.reduce((a, b) => a + b, 0), moves, force, p };
+  }
+
+  // The same in state x, and the state after step t.
+  look(x, t, past, settings, own) {
+    const g = this.norm.apply(x), found = this.field(g, past, settings, own), update = zeros(x.length);
+    if (this.eta.length > 1)
+      found.moves.forEach((move, slot) => addTo(update, this.rated(this.etaOf(slot), t, move)));
+    else
+      addTo(update, this.rated(this.eta[0], t, found.moves.reduce((sum, f) => addTo(sum, f), zeros(x.length))));
+    const wanted = x.map((c, i) => c + settings.rate * update[i]), hasCone = settings.cone ?? this.cone;
+    const next = hasCone ? this.kept(x, wanted, found.force) : wanted;
+    const push = hasCone ? norm(next.map((c, i) => c - wanted[i])) : 0;
+    return { g, ...found, angle: this.angle(x, found.force), next, push };
+  }
+
   // Degrees between the normalised state and the force that it feels: 0 where it rests.
   angle(x, force) {
     const u = this.norm.pull(force), v = this.norm.centred(x), sizes = norm(u) * norm(v);
     return sizes > 0 ? Math.acos(Math.max(-1, Math.min(1, dot(u, v) / sizes))) * 180 / Math.PI : 90;
   }
 
-  // The cone: y, pushed along the force as far as it takes that no concave energy rises from x to y
-  // (nrgpt.model.safeguard).
+  // The cone: y, pushed as far as it takes that the energy does not rise from x to y. Line by line
+  // nrgpt.model.safeguard, where it is explained.
   kept(x, y, force) {
-    const u = this.norm.pull(force), size = norm(u), isFlat = !this.norm.gamma;
-    if (size === 0) return { next: y, push: 0 };
-    const e = u.map(c => c / size), before = this.norm.centred(x), after = this.norm.centred(y);
+    const { eps } = this.norm, L = this.curvature, D = x.length, rounding = 8 * Number.EPSILON;
+    if (!this.norm.gamma) return this.keptFlat(x, y, force, rounding);
+    const before = this.norm.centred(x), after = this.norm.centred(y), floor = eps * D;
+    const square = dot(before, before) + floor;
+    const u = this.norm.pull(force).map((c, i) => c + (L ?? 0) * Math.sqrt(D / square) * before[i]);
+    const size = norm(u), e = u.map(c => c / size);
+    if (size === 0) return y;
     const along = [before, after].map(v => dot(v, e));
-    const floor = this.norm.eps * x.length + Number.MIN_VALUE;
-    const across = [before, after].map((v, i) =>
-      Math.sqrt(v.reduce((sum, c, j) => sum + (c - along[i] * e[j]) ** 2, 0) + floor));
-    // A state that points along the force already, but for rounding, has no cone left: it stays.
-    if (!isFlat && across[0] <= 64 * Number.EPSILON * norm(before) && along[0] > 0)
-      return { next: x, push: 0 };
-    const push = Math.max(0, (isFlat ? 1 : across[1] / across[0]) * along[0] - along[1]);
-    return { next: y.map((c, i) => c + push * e[i]), push };
+    const across = [before, after].map((v, k) =>
+      Math.sqrt(v.reduce((sum, c, i) => sum + (c - along[k] * e[i]) ** 2, 0) + floor));
+    let slope = along[0] / across[0];  // the cotangent of the angle
+    if (across[0] <= 64 * Number.EPSILON * norm(before) && along[0] > 0) return x;
+    if (this.margin || L !== null) {
+      let cosine = 1 - (1 - this.margin) * (1 - slope / Math.sqrt(1 + slope * slope));
+      if (L !== null) cosine += L / 2 * D * floor / square / (Math.sqrt(D) * size);
+      if (cosine >= 1 - rounding) return x;
+      slope = cosine / Math.sqrt(1 - cosine * cosine);
+    }
+    const push = Math.max(0, across[1] * (slope + rounding * (1 + Math.abs(slope))) - along[1]);
+    return y.map((c, i) => c + push * e[i]);
+  }
+
+  keptFlat(x, y, force, rounding) {
+    const size = norm(force), L = this.curvature;
+    if (L === null) {
+      const push = x.reduce((sum, c, i) => sum + force[i] / size * (c - y[i]), 0);
+      const least = push + rounding * (norm(x) + norm(y));
+      return size > 0 ? y.map((c, i) => c + Math.max(0, least) * force[i] / size) : y;
+    }
+    const centre = force.map(c => c / L), away = y.map((c, i) => c - x[i] - centre[i]);
+    const radius = norm(centre), share = (1 - rounding) * radius / norm(away);
+    return norm(away) > radius ? x.map((c, i) => c + centre[i] + share * away[i]) : y;
   }
 }
 
 // A transformer's block, without an energy: sequential as in GPT, parallel as in GPT-J.
 class TransformerBlock {
   constructor(spec, tensors) {
-    const of = name => (spec[name] ? tensors[spec[name]] : null);
-    for (const name of ["W_Q", "W_K", "W_V", "W_P", "W_1", "W_2", "b_Q", "b_K", "b_V", "b_P", "b_1", "b_2"])
-      this[name] = of(name);
+    for (const name of ["Q", "K", "V", "P", "1", "2"])
+      for (const kind of ["W_", "b_"]) this[kind + name] = tensors[spec[kind + name]];
     Object.assign(this, { heads: spec.heads, beta: spec.beta, isParallel: spec.kind === "parallel" });
     this.names = [];
     this.norm_1 = new Norm(spec.norm_1, tensors);
@@ -246,8 +285,8 @@ class TransformerBlock {
   look(x, t, past, settings) {
     const g = this.norm_1.apply(x), shown = [...past, this.show(x)].map(slots => slots[0]);
     const query = times(this.W_Q, g, this.b_Q);
-    const { p, mean } = attend(query, shown, this.heads, this.beta * settings.beta);
-    const moved = addTo(Float64Array.from(x), times(this.W_P, mean, this.b_P), settings.rate);
+    const { p, values } = attend(query, shown, this.heads, this.beta * settings.beta);
+    const moved = addTo(Float64Array.from(x), times(this.W_P, values, this.b_P), settings.rate);
     const hidden = times(this.W_1, this.norm_2.apply(this.isParallel ? x : moved), this.b_1);
     const next = addTo(moved, times(this.W_2, hidden.map(this.sigma), this.b_2), settings.rate);
     return { g, energies: [], energy: null, force: null, p, angle: null, next, push: 0 };
@@ -261,21 +300,34 @@ const AS_TRAINED = { steps: null, rate: 1, beta: 1, cone: null, frozen: false, a
 
 class Model {
   constructor(spec) {
-    const tensors = readTensors(spec.tensors, spec.data), of = name => (name ? tensors[name] : null);
-    this.tokens = of(spec.tokens);
-    this.positions = of(spec.positions);
-    this.head = of(spec.head);
-    this.headBias = of(spec.head_bias);
+    const tensors = readTensors(spec.tensors, spec.data);
+    const build = block => new BLOCKS[block.kind](block, tensors);
+    this.tokens = tensors.tokens;
+    this.positions = tensors.positions;
+    this.head = tensors[spec.head];
+    this.headBias = tensors[spec.head_bias];
     this.finalNorm = new Norm(spec.final_norm, tensors);
-    this.blocks = spec.blocks.map(block => new BLOCKS[block.kind](block, tensors));
+    this.blocks = spec.blocks.map(build);
+    this.prelude = Array(spec.prelude_loops).fill(spec.prelude.map(build)).flat();
+    this.isOnSphere = spec.on_sphere;
+    this.isSettled = spec.settled;
     this.hasEnergy = spec.blocks[0].kind === "energy";
     this.terms = this.blocks[0].names;
     this.steps = spec.steps;
     this.context = spec.context;
   }
 
-  embed(token, position) {
-    return addTo(Float64Array.from(this.tokens.part(token).data), this.positions.part(position).data);
+  // Token and position embeddings, the prelude's layers, and the sphere: where the steps start, and
+  // what the layers show. ``earlier`` has what they showed of the tokens before.
+  begin(token, position, earlier) {
+    let x = addTo(Float64Array.from(this.tokens.part(token).data), this.positions.part(position).data);
+    const shown = this.prelude.map((layer, i) => {
+      const before = x;
+      x = layer.look(x, 0, earlier.map(layers => layers[i]), AS_TRAINED).next;
+      return layer.show(before);
+    });
+    const r = this.isOnSphere ? Math.sqrt(Math.max(dot(x, x) / x.length, 1e-12)) : 1;
+    return { x: x.map(c => c / r), shown };
   }
 
   blockAt(t) {
@@ -318,7 +370,7 @@ class Roll {
     this.tokens = [];
     this.rolled = [];
     // With a frozen past a token moves among the last states of the others, which move as always.
-    this.others = this.settings.frozen ? new Roll(model, { ...this.settings, frozen: false }) : null;
+    this.others = this.settings.frozen && !model.isSettled ? new Roll(model, { ...this.settings, frozen: false }) : null;
   }
 
   // Another text: what it begins with like the present one stays.
@@ -336,11 +388,13 @@ class Roll {
     const A = this.rolled.length;
     if (A >= this.tokens.length) return false;
     this.others?.advance();
-    const { model, steps } = this, x = model.embed(this.tokens[A], A);
-    const one = { x: [x], shown: [], looks: [] };
+    const { model, steps } = this, layers = this.rolled.map(one => one.layers);
+    const { x, shown } = model.begin(this.tokens[A], A, layers);
+    const one = { x: [x], layers: shown, shown: [], looks: [], settled: null };
+    if (model.isSettled) one.settled = model.blocks[0].settle(x);
     for (let t = 0; t <= steps; t++) {
-      const block = model.blockAt(t), look = block.look(one.x[t], t, this.past(A, t), this.settings);
-      one.shown.push(block.show(one.x[t]));
+      const look = this.look(one, A, t);
+      if (!one.settled) one.shown.push(model.blockAt(t).show(one.x[t]));
       const g = model.hasEnergy ? look.g : model.finalNorm.apply(one.x[t]);  // what moves, as Python has it
       one.looks.push({
         g,
@@ -364,16 +418,19 @@ class Roll {
     return this;
   }
 
+  look(one, A, t) {
+    return this.model.blockAt(t).look(one.x[t], t, this.past(A, t), this.settings, one.settled);
+  }
+
   // What the tokens before A show it at step t.
   past(A, t) {
-    return this.others
-      ? this.others.rolled.slice(0, A).map(one => one.shown[this.steps])
-      : this.rolled.slice(0, A).map(one => one.shown[t]);
+    const [from, at] = this.others ? [this.others, this.steps] : [this, t];
+    return from.rolled.slice(0, A).map(one => one.settled ?? one.shown[at]);
   }
 
   // Whom token A attends to at step t: probabilities by head, over the tokens it sees.
   attention(A, t) {
-    return this.model.blockAt(t).look(this.rolled[A].x[t], t, this.past(A, t), this.settings).p;
+    return this.look(this.rolled[A], A, t).p;
   }
 
   // Draw the next token from what the last one says; ``random`` gives numbers in [0, 1).

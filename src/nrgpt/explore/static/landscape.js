@@ -10,7 +10,7 @@ class Landscape {
     this.block = roll.model.blockAt(0);
     this.position = A;
     this.one = roll.rolled[A];
-    this.past = (roll.others ?? roll).rolled.slice(0, A).map(one => one.shown[roll.steps]);
+    this.past = roll.past(A, roll.steps);
     const width = this.one.x[0].length;
     this.radius = this.block.norm.kind === "none" ? null : Math.sqrt(width);
   }
@@ -18,7 +18,7 @@ class Landscape {
   // Energy at u, and its gradient along the surface.
   look(u) {
     const { norm: scale } = this.block, g = scale.apply(u);
-    const { energy, force } = this.block.field(g, this.past, this.roll.settings, this.one);
+    const { energy, force } = this.block.field(g, this.past, this.roll.settings, this.one.settled);
     const r = this.radius === null ? 1 : Math.sqrt(1 + scale.eps);  // of a point on the sphere
     return { energy, gradient: this.tangent(u, scale.pull(force).map(c => -c / r)) };
   }
