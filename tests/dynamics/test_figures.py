@@ -122,6 +122,20 @@ def test_the_smallest_trajectory_and_one_without_energies(tmp_path, energies):
             figures.heatmap_figure(seen)
 
 
+def test_a_trajectory_draws_itself(tmp_path):
+    seen = watched()
+    assert repr(seen).startswith("Trajectory(5 steps of 2 x 7 tokens, mean energy ")
+    assert "mean loss" in repr(seen)
+    for what in ("energies", "heatmap", "readout"):
+        assert seen.plot(what, sample=1, tokens=4).axes
+    with pytest.raises(ValueError, match="what = 'energy': must be one of"):
+        seen.plot("energy")
+    path = seen.page(tmp_path / "new" / "x.html", label=HOSTILE.__getitem__)
+    assert path.stat().st_size > 10_000
+    step = next(nrgpt.stream_trajectory(randomised(config()), torch.zeros(1, 3, dtype=torch.long)))
+    assert repr(step).startswith("Step(energies: {total: 1 x 3, ")
+
+
 def test_tokens_are_made_visible():
     assert figures.visible(" a") == "␣a"
     assert figures.visible("\n\t") == "↵⇥"

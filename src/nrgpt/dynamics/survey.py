@@ -14,8 +14,10 @@ from ..model.step import Extra
 from .figures import Label, visible
 from .landscape import Flat, TokenLandscape, saddle
 from .paths import Basins, Path, Slice, basins, least_energy_path, plane
+from .short import short
 
 
+@short
 @dataclass(frozen=True)
 class Survey:
     token: int
