@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 READY := .venv/.ready
 
-.PHONY: demo test bench format clean
+.PHONY: demo test bench docs format clean
 
 demo: .venv/.demo
 	$(BIN)/python examples/demo.py
@@ -15,6 +15,9 @@ test: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/pytest
+
+docs: .venv/.docs
+	$(BIN)/python dev/docs/build.py
 
 bench: $(READY)
 	$(BIN)/nrgpt bench
@@ -30,6 +33,11 @@ clean:
 .venv/.demo: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(INSTALL) --editable ".[plot]"
+	touch $@
+
+.venv/.docs: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(INSTALL) --editable ".[docs,eval]"
 	touch $@
 
 $(READY): pyproject.toml constraints.txt
