@@ -17,5 +17,6 @@ def on_page_content(text: str, **about: Any) -> str:
 
 def to_mathml(found: re.Match[str]) -> str:
     display = "block" if found[2] == "[" else "inline"
-    drawn = convert(html.unescape(found[3]), display=display)
+    formula = re.sub(r"\\mathbb (\w)", r"\\mathbb{\1}", html.unescape(found[3]))
+    drawn = convert(formula, display=display)
     return f'<div class="formula">{drawn}</div>' if display == "block" else drawn

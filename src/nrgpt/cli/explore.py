@@ -58,8 +58,11 @@ def explore(
     The model runs inside the page. One that is too large for that is computed by a server on this
     machine that listens on 127.0.0.1 only; such a model cannot go into a file.
     """
-    folders = [run_folder(run) for run in runs or ()] or [zoo.folder(n) for n in zoo.names()]
-    loaded = [load_run(folder) for folder in folders]
+    if runs:
+        loaded = [load_run(run_folder(run)) for run in runs]
+    else:  # those whose energies provably fall come first
+        loaded = [load_run(zoo.folder(name)) for name in zoo.names()]
+        loaded.sort(key=lambda run: not run.model.guarantees())
     names = distinct_names(loaded)
     if to is not None:
         if to.suffix.lower() not in (".html", ".htm"):
