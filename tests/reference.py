@@ -139,7 +139,7 @@ def gradient(
     """dE_A/dg_A of every token and of one term, differentiable with respect to everything.
     ``start`` is the g that a settled past and the drive are made of."""
     own = g.clone() if g.requires_grad else g.clone().requires_grad_()
-    others = start if cfg.past == "settled" else g
+    others = start if start is not None and cfg.past == "settled" else g
     E = energy(cfg, w, own, others, term, start)
     return torch.autograd.grad(E.sum(), own, create_graph=True)[0]
 
@@ -147,10 +147,11 @@ def gradient(
 def writing(cfg: ModelConfig, w: Weights, g: Tensor, term: str, start: Tensor | None) -> Tensor:
     """What write weights of a term's own add to x, before eta."""
     if term == "attention":
-        return attention(cfg, w, g, start if cfg.past == "settled" else g, start)[1]
+        others = start if start is not None and cfg.past == "settled" else g
+        return attention(cfg, w, g, others, start)[1]
     p = "blocks.0.energy.terms.feedforward"
     z = g @ w[f"{p}.W"].T + w.get(f"{p}.b", torch.zeros(1, dtype=g.dtype))
-    if cfg.drive:
+    if cfg.drive and start is not None:
         z = z + start @ w[f"{p}.W_drive"].T
     return sigma(cfg, z) @ w[f"{p}.W_2"].T
 

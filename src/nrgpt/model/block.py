@@ -79,7 +79,7 @@ def with_curvature(found: Finding, term: EnergyTerm, norm: Norm) -> Finding:
     bound = term.curvature(norm)
     if bound is None or not bool(bound.isfinite()):
         return found
-    return Finding(found.part, Guarantee.EVERY_STEP, f"curves by at most {float(bound):.3g}")
+    return Finding(found.part, Guarantee.EVERY_STEP, f"curves by at most {bound.item():.3g}")
 
 
 def writes_of_its_own(name: str, term: EnergyTerm) -> list[Finding]:

@@ -107,6 +107,7 @@ class Network(nn.Module):
         extra: Extra | None = None,
         masks: Tensor | None = None,
         dropout: bool | None = None,
+        exits: Tensor | None = None,
         want_logits: bool = True,
         last: int | None = None,
     ) -> tuple[Tensor | None, Tensor | None]:
@@ -115,11 +116,13 @@ class Network(nn.Module):
         ``steps`` may differ from the trained number (for gpt it may only be smaller).
         ``extra`` terms are added to the energy for this call. ``masks`` are dropout's, from
         ``draw_masks``; a model in training mode, or asked for ``dropout``, draws them itself.
+        ``exits`` (batch, tokens): a token is read after that many steps, if there are more.
         Training has no use for the logits (``want_logits``): without them a large vocabulary takes
         far less memory. ``last``: only that many tokens at the end have logits and count in the
         loss.
         """
-        x = self.last_state(idx, steps=steps, extra=extra, masks=masks, dropout=dropout)
+        options = {"steps": steps, "extra": extra, "masks": masks, "dropout": dropout}
+        x = self.last_state(idx, exits=exits, **options)
         if targets is not None and targets.shape != idx.shape:
             raise ValueError(
                 f"targets have shape {tuple(targets.shape)}; they must have that of idx, "
@@ -168,11 +171,26 @@ class Network(nn.Module):
                 x = self.blocks[i](*arguments)
             yield x
 
-    def last_state(self, idx: Tensor, **options: Any) -> Tensor:
-        """x after the last step; the options are those of ``states``."""
-        for x in self.states(idx, **options):  # noqa: B007
-            pass
-        return x
+    def last_state(self, idx: Tensor, *, exits: Tensor | None = None, **options: Any) -> Tensor:
+        """x after the last step, or after as many as ``exits`` says, (batch, tokens). The other
+        options are those of ``states``."""
+        states = self.states(idx, **options)
+        read = next(states)
+        for t, x in enumerate(states, 1):
+            read = x if exits is None else torch.where(exits[..., None] >= t, x, read)
+        return read
+
+    def draw_exits(
+        self, idx: Tensor, share: float, first: int, *, steps: int | None = None
+    ) -> Tensor:
+        """When the tokens idx are read: a ``share`` of them at random after ``first`` to steps - 1
+        steps, and the others after all."""
+        steps = self.cfg.steps if steps is None else steps
+        shape, device = idx.shape, self.tokens.device
+        if first >= steps:
+            return torch.full(shape, steps, device=device)
+        early = torch.rand(shape, device=device) < share
+        return torch.where(early, torch.randint(first, steps, shape, device=device), steps)
 
     def draw_masks(self, batch: int, tokens: int, *, steps: int | None = None) -> Tensor:
         """What dropout multiplies the embeddings and then every update with: zeros, and
