@@ -159,6 +159,7 @@ class Attract {
 // Blocks: what a model applies at every step --------------------------------------------------------
 
 const TERMS = { attention: Attention };
+const ROUNDING = 8 * Number.EPSILON;
 
 class EnergyBlock {
   constructor(spec, tensors) {
@@ -230,25 +231,42 @@ class EnergyBlock {
   // The cone: y, pushed as far as it takes that the energy does not rise from x to y. Line by line
   // nrgpt.model.safeguard, where it is explained.
   kept(x, y, force) {
-    const { eps } = this.norm, L = this.curvature, D = x.length, rounding = 8 * Number.EPSILON;
-    if (!this.norm.gamma) return this.keptFlat(x, y, force, rounding);
-    const before = this.norm.centred(x), after = this.norm.centred(y), floor = eps * D;
-    const square = dot(before, before) + floor;
-    const u = this.norm.pull(force).map((c, i) => c + (L ?? 0) * Math.sqrt(D / square) * before[i]);
+    if (!this.norm.gamma) return this.keptFlat(x, y, force, ROUNDING);
+    const before = this.norm.centred(x), after = this.norm.centred(y), u = this.norm.pull(force);
+    const floor = this.norm.eps * x.length;
+    const parts = (v, e) => {  // along e, and across it
+      const along = dot(v, e);
+      return [along, Math.sqrt(v.reduce((sum, c, i) => sum + (c - along * e[i]) ** 2, 0) + floor)];
+    };
+    const withMargin = cosine => 1 - (1 - this.margin) * (1 - cosine);
+    if (this.curvature !== null) return this.keptCurved(x, y, before, after, u, floor, parts, withMargin);
     const size = norm(u), e = u.map(c => c / size);
     if (size === 0) return y;
-    const along = [before, after].map(v => dot(v, e));
-    const across = [before, after].map((v, k) =>
-      Math.sqrt(v.reduce((sum, c, i) => sum + (c - along[k] * e[i]) ** 2, 0) + floor));
-    let slope = along[0] / across[0];  // the cotangent of the angle
-    if (across[0] <= 64 * Number.EPSILON * norm(before) && along[0] > 0) return x;
-    if (this.margin || L !== null) {
-      let cosine = 1 - (1 - this.margin) * (1 - slope / Math.sqrt(1 + slope * slope));
-      if (L !== null) cosine += L / 2 * D * floor / square / (Math.sqrt(D) * size);
-      if (cosine >= 1 - rounding) return x;
+    const [along, across] = parts(before, e), [A, B] = parts(after, e);
+    if (across <= 8 * ROUNDING * norm(before) && along > 0) return x;
+    let slope = along / across;  // the cotangent of the angle
+    if (this.margin) {
+      const cosine = Math.min(1 - ROUNDING, withMargin(slope / Math.sqrt(1 + slope * slope)));
       slope = cosine / Math.sqrt(1 - cosine * cosine);
     }
-    const push = Math.max(0, across[1] * (slope + rounding * (1 + Math.abs(slope))) - along[1]);
+    const push = Math.max(0, B * (slope + ROUNDING * (1 + Math.abs(slope))) - A);
+    return y.map((c, i) => c + push * e[i]);
+  }
+
+  keptCurved(x, y, before, after, u, floor, parts, withMargin) {
+    const D = x.length, longer = Math.sqrt(dot(before, before) + floor);
+    const pull = this.curvature * Math.sqrt(D) / longer, axis_ = u.map((c, i) => c + pull * before[i]);
+    const W = norm(axis_), e = axis_.map(c => c / W), m = pull * floor;
+    const [along] = parts(before, e), [A, B] = parts(after, e);
+    const axis = Math.sqrt(W * W + Math.max(0, pull * m));
+    const k = (withMargin((W * along + m) / (longer * axis)) + ROUNDING) * axis;
+    const limit = k * B / Math.hypot(W * B, m);
+    if (limit >= 1) return x;
+    const sine = Math.max(-1, Math.min(1 - Number.EPSILON, limit)), other = Math.sqrt(1 - sine * sine);
+    const tangent = (opposite, adjacent, beyond) => (adjacent > 0 ? opposite / adjacent : beyond);
+    const least = tangent(sine * W * B - other * m, other * W * B + sine * m, -Infinity);
+    const most = tangent(sine * W * B + other * m, sine * m - other * W * B, Infinity);
+    const push = Math.min(Math.max(A, B * least), B * most) - A;
     return y.map((c, i) => c + push * e[i]);
   }
 
