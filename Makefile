@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 READY := .venv/.ready
 
-.PHONY: demo test bench docs format clean
+.PHONY: demo test test-pages bench docs format clean
 
 demo: .venv/.demo
 	$(BIN)/python examples/demo.py
@@ -15,6 +15,11 @@ test: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/pytest
+
+# The explorer at every width, in light and dark; out/pages has pictures to look at.
+test-pages: $(READY)
+	mkdir -p out/pages
+	NRGPT_LONG=1 NRGPT_SCREENSHOTS=$(CURDIR)/out/pages $(BIN)/pytest tests/explore
 
 docs: .venv/.docs
 	$(BIN)/python dev/docs/build.py

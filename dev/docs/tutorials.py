@@ -37,7 +37,10 @@ def executed(page: Path, work: Path, *, quick: bool = False) -> tuple[str, dict[
             for old, new in replaced:
                 code = code.replace(old, new)
             try:
-                said, figure = shell(code) if block[1] == "sh" else python(code, about)
+                if block[1] == "sh":
+                    said, figure = shell(code, quick), None
+                else:
+                    said, figure = python(code, about)
             except Exception as error:
                 error.add_note(f"in {page}:\n{code}")
                 raise
@@ -76,20 +79,34 @@ def python(code: str, about: dict[str, Any]) -> tuple[str, bytes | None]:
     return out.getvalue(), figure
 
 
-def shell(code: str) -> tuple[str, None]:
-    """Each line is a command of nrgpt, in a process of its own."""
+def shell(code: str, quick: bool) -> str:
+    """What the commands print. Each is a process of its own, or a call if that is too slow."""
     said = []
     for line in code.splitlines():
         words = shlex.split(line, comments=True)
-        if not words:
-            continue
-        assert words[0] == "nrgpt", f"only nrgpt may be called, not {line!r}"
-        environment = os.environ | {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
-        done = subprocess.run(
-            [sys.executable, "-m", "nrgpt", *words[1:]],
-            capture_output=True, text=True, timeout=1_800, env=environment, check=False,
-        )  # fmt: skip
-        if done.returncode:
-            raise RuntimeError(f"{line}: exit code {done.returncode}\n{done.stderr}")
-        said.append(done.stdout)
-    return "".join(said), None
+        if words:
+            assert words[0] == "nrgpt", f"only nrgpt may be called, not {line!r}"
+            said.append(called(words[1:]) if quick else run(words[1:]))
+    return "".join(said)
+
+
+def run(words: list[str]) -> str:
+    environment = os.environ | {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
+    command = [sys.executable, "-m", "nrgpt", *words]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=1_800, env=environment, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(f"nrgpt {words}: exit code {done.returncode}\n{done.stderr}")
+    return done.stdout
+
+
+def called(words: list[str]) -> str:
+    from typer.testing import CliRunner
+
+    from nrgpt.cli import app
+
+    done = CliRunner().invoke(app, words)
+    if done.exit_code:
+        raise RuntimeError(f"nrgpt {words}: exit code {done.exit_code}\n{done.output}")
+    return str(done.stdout)

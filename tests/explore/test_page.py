@@ -1,5 +1,6 @@
 """The explorer in a browser: offline from a file, at every width, by keyboard, with any text."""
 
+import os
 import re
 import subprocess
 import tarfile
@@ -13,7 +14,9 @@ from nrgpt.explore.models import for_page
 from nrgpt.explore.page import page
 from nrgpt.train.runs import load_run
 
-WIDTHS = (320, 390, 768, 1280, 1920)
+LOOKS = [(320, "dark"), (390, "light"), (768, "dark"), (1280, "light"), (1920, "dark")]
+if "NRGPT_LONG" in os.environ:  # make test-pages
+    LOOKS = [(w, s) for w in (320, 390, 768, 1280, 1920, 2560) for s in ("light", "dark")]
 HOSTILE = {
     "markup": "</script><script>window.bad = 1</script><img src=x onerror='window.bad=1'>",
     "right to left": "שלום עולם To be",
@@ -23,6 +26,10 @@ HOSTILE = {
     "nothing": "",
     "controls": "a\u2028b\u0000c\ud800d",
 }
+
+
+SCREENSHOTS = os.environ.get("NRGPT_SCREENSHOTS")
+"""A folder to look at what the tests saw, at every width."""
 
 
 @pytest.fixture(scope="module")
@@ -97,8 +104,7 @@ def test_the_first_picture_comes_within_a_second(file, chromium):
         assert shown.page.locator("#heat svg .token").count() == 41
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(("width", "scheme"), LOOKS)
 def test_every_width(file, chromium, width, scheme):
     """Nothing sticks out, and every picture is there."""
     with Shown(chromium, file.as_uri(), width, color_scheme=scheme) as shown:
@@ -111,6 +117,9 @@ def test_every_width(file, chromium, width, scheme):
         shown.run("survey_()")
         shown.page.wait_for_selector("#surface svg", timeout=60_000)
         assert shown.run("document.documentElement.scrollWidth") <= width
+        if SCREENSHOTS:
+            path = f"{SCREENSHOTS}/{width}-{scheme}.png"
+            shown.page.screenshot(path=path, full_page=True)
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
