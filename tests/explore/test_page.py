@@ -10,9 +10,12 @@ import pytest
 
 from nrgpt import zoo
 from nrgpt.cli.explore import told
+from nrgpt.data.tokenizer import SymbolTokenizer
 from nrgpt.explore.models import for_page
 from nrgpt.explore.page import page
 from nrgpt.train.runs import load_run
+
+from ..models import DESCENDING, config, randomised
 
 LOOKS = [(320, "dark"), (390, "light"), (768, "dark"), (1280, "light"), (1920, "dark")]
 if "NRGPT_LONG" in os.environ:  # make test-pages
@@ -210,6 +213,34 @@ def test_two_side_by_side(file, chromium):
         shown.run("change(panels[1], { steps: 3 })")
         shown.until("panels[1].record.steps === 3")
         assert shown.run("panels[0].record.steps") == shown.run("panels[0].info.steps")
+
+
+def test_an_energy_beside_none(chromium, tmp_path):
+    """A settled model whose descent is proved, and RGPT-parallel, which has no energy."""
+    tokenizer, path = SymbolTokenizer(list("abcdefg hij")), tmp_path / "two.html"
+    settled = {**DESCENDING[-1], "norm": "layernorm"}
+    both = {"settled": settled, "baseline": {"block": "rgpt_parallel"}}
+    path.write_text(
+        page([
+            for_page(randomised(config(**fields)).float(), tokenizer, name, examples=["abc def"])
+            for name, fields in both.items()
+        ])
+    )  # fmt: skip
+    with Shown(chromium, f"{path.as_uri()}#model=settled|baseline") as shown:
+        shown.settle()
+        lamps = shown.page.locator("#lamps .lamp").all_inner_texts()
+        assert "Proved: no step raises an energy in the forward pass" in lamps[0]
+        assert "none of 21 steps raises an energy" in lamps[0]
+        assert "No descent is proved" in lamps[1]
+        curves = "panels.map(p => Object.keys(p.record.curves))"
+        assert "energy" in shown.run(curves)[0]
+        assert "energy" not in shown.run(curves)[1]
+        for quantity in shown.run(curves)[0]:
+            shown.page.select_option("#quantity", quantity)
+            assert shown.page.locator("#stage svg").count() == 2
+        assert not shown.page.locator("#survey").is_disabled()
+        shown.page.click("#which button >> nth=1")
+        assert shown.page.locator("#survey").is_disabled()
 
 
 def test_it_goes_on_writing(file, chromium):

@@ -155,7 +155,7 @@ function drawLamps() {
       const all = energy.slice(1).flatMap((row, t) => row.map((v, A) => [v - energy[t][A], Math.abs(v)]));
       const rises = all.filter(([rise, size]) => rise > 1e-6 * Math.max(1, size)).length;
       told = ` In this text ${rises ? number(rises) : "none"} of ${number(all.length)} steps raise${rises === 1 || !rises ? "s" : ""} an energy.`;
-      if (rises && found.level === "EVERY_STEP") told += " (The guarantee is for a token whose past stands still. Here earlier tokens move too: let them stand still, below.)";
+      if (rises && found.level === "EVERY_STEP") told += " (Here earlier tokens move too. Let them stand still, below, to see what is proved.)";
     }
     const why = html("details", {}, html("summary", {}, "why"), html("ul", {}, found.findings.map(f => html("li", {}, `${f.part}: ${f.why}`))));
     return html("div", { class: `lamp ${found.level}` }, html("i", { "aria-hidden": "true" }), html("div", {}, (panels.length > 1 ? `${"AB"[i]}: ` : "") + found.title[0].toUpperCase() + found.title.slice(1) + "." + told, why));

@@ -60,7 +60,8 @@ function drawMap(host, see, land) {
   }
   const [a, b] = place(at);
   drawn.append(svg("circle", { cx: a, cy: b, r: 6, fill: colours.accent, stroke: "#fff", "stroke-width": 2 }));
-  drawn.append(write(box.left, box.bottom + 50, "● the token, its path    ★ minimum    ✕ pass" + (land.own ? "    ┄ your energy" : ""), { fill: colours.soft, "font-size": 11 }));
+  const legend = ["● token", "★ minimum", ...(land.pass ? ["✕ pass"] : []), ...(land.own ? ["┄ your energy"] : [])];
+  legend.forEach((text, i) => drawn.append(write(4 + i * (width - 8) / legend.length, box.bottom + 52, text, { fill: colours.soft, "font-size": 11 })));
   show(host, drawn);
 }
 

@@ -4,7 +4,7 @@
 "use strict";
 
 const QUANTITIES = {
-  energy: ["energy E", "The token's energy, the sum of all terms. With a certificate it can only fall."],
+  energy: ["energy E", "The token's energy, the sum of all terms."],
   force: ["force |∂E/∂g|", "How strongly the energy pulls at the token."],
   size: ["size |x|", "The length of the state. The norm hides it, but the longer it is, the less a step turns it."],
   angle: ["angle to the force (°)", "Between the token's state and the force on it: at 0° it rests in a minimum."],
@@ -60,6 +60,8 @@ function drawStage(host, see) {
     drawn.append(trail);
   }
   show(host, drawn);
+  const away = x(A) - host.scrollLeft;  // keep the followed token in sight
+  if (away < 40 || away > host.clientWidth - 40) host.scrollLeft = x(A) - host.clientWidth / 2;
 }
 
 // Under each token of the text, a column of its values: the first state on top.
@@ -172,6 +174,6 @@ function drawAttention(host, see, heads) {
     drawn.append(write(58 + (B + 0.5) * cell, 24 + heads.length * tall + 14, visible(label(record.tokens[B])).slice(0, 5), {
       "text-anchor": "middle", "font-family": MONO, "font-size": Math.min(13, cell), fill: colours.ink,
     }));
-  drawn.append(write(58, 13, "token that it sees (darker: more attention)", { "font-size": 11, fill: colours.soft }));
+  drawn.append(write(58, 13, "darker: more attention", { "font-size": 11, fill: colours.soft }));
   show(host, drawn);
 }
