@@ -5,7 +5,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 INSTALL := $(PIP) --constraint constraints.txt
 READY := .venv/.ready
 
-.PHONY: demo test faults bench format lock audit clean
+.PHONY: demo test faults test-pages bench docs format lock audit clean
 
 demo: .venv/.demo
 	$(BIN)/python examples/demo.py
@@ -20,6 +20,14 @@ test: $(READY)
 # Thousands of faults (half an hour on two cores); the tests have a short form of them.
 faults: $(READY)
 	NRGPT_FAULTS=long $(BIN)/pytest tests/faults
+
+# The explorer at every width, in light and dark; out/pages has pictures to look at.
+test-pages: $(READY)
+	mkdir -p out/pages
+	NRGPT_LONG=1 NRGPT_SCREENSHOTS=$(CURDIR)/out/pages $(BIN)/pytest tests/explore
+
+docs: .venv/.docs
+	$(BIN)/python dev/docs/build.py
 
 bench: $(READY)
 	$(BIN)/nrgpt bench
@@ -44,6 +52,11 @@ clean:
 .venv/.demo: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(INSTALL) --editable ".[plot]"
+	touch $@
+
+.venv/.docs: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(INSTALL) --editable ".[docs,eval]"
 	touch $@
 
 # Files with other hashes than those in requirements.lock are refused. torch comes last, in the

@@ -16,6 +16,7 @@ from ..dynamics.page import write_page
 from ..dynamics.plots import adaptive_figure, convergence_figure
 from ..dynamics.relax import Stop
 from ..dynamics.trajectory import trajectory as watch
+from ..explore.models import certificates
 from ..files import check_ours
 from ..language_model import LanguageModel
 from ..model.network import IGNORED_TARGET
@@ -72,7 +73,10 @@ def trajectory(
         bool, Option(help="Baselines have no energy: use --no-energies for them.")
     ] = True,
 ) -> None:
-    """Watch tokens on their energy landscapes: figures, numbers and an interactive page."""
+    """Watch tokens on their energy landscapes: figures, numbers and an interactive page.
+
+    `nrgpt explore` shows the same live, for any text that you type.
+    """
     if text is None:
         length = min(64, loaded.cfg.model.context)
         tokens = loaded.dataset().tokens(split).read(0, length + 1).tolist()
@@ -83,10 +87,15 @@ def trajectory(
     top = min(5, loaded.cfg.model.vocab_size)
     seen = watch(loaded.model, both[:, :-1], both[:, 1:], steps, energies=energies, top=top)
     label = token_label(loaded.tokenizer)
-    files = write_figures(seen, folder, label)
+    try:
+        files = write_figures(seen, folder, label)
+    except ValueError as error:  # without matplotlib there is still the page
+        files = []
+        screen.print(f"no PNG and PDF: {error}", soft_wrap=True, markup=False)
     seen.save(folder / "trajectory.npz")
     title = f"{loaded.folder.name}, checkpoint {loaded.step}"
-    write_page(seen, folder / "index.html", label, title=title)
+    proved = certificates(loaded.model)
+    write_page(seen, folder / "index.html", label, title=title, certificates=proved)
     screen.print(
         f"{len(tokens) - 1} tokens over {seen.steps} steps (trained with {seen.trained_steps}), "
         f"checkpoint {loaded.step}"
