@@ -1,10 +1,11 @@
 # Two commands for a fresh machine: make demo, make test. PYTHON=python3.12 picks another Python.
 PYTHON ?= python3
 BIN := .venv/bin
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+INSTALL := $(PIP) --constraint constraints.txt
 READY := .venv/.ready
 
-.PHONY: demo test test-pages bench docs format clean
+.PHONY: demo test test-pages faults bench docs format lock audit clean
 
 demo: .venv/.demo
 	$(BIN)/python examples/demo.py
@@ -24,6 +25,10 @@ test-pages: $(READY)
 docs: .venv/.docs
 	$(BIN)/python dev/docs/build.py
 
+# Thousands of faults (half an hour on two cores); the tests have a short form of them.
+faults: $(READY)
+	NRGPT_FAULTS=long $(BIN)/pytest tests/faults
+
 bench: $(READY)
 	$(BIN)/nrgpt bench
 
@@ -31,8 +36,17 @@ format: $(READY)
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
+lock: $(READY)
+	bash dev/lock.sh
+
+# Known vulnerabilities of what is installed, asked of PyPI; pip-audit stays out of .venv.
+audit: $(READY)
+	$(PYTHON) -m venv .venv-audit
+	.venv-audit/bin/python -m pip install --quiet pip-audit
+	.venv-audit/bin/pip-audit --disable-pip --require-hashes --requirement requirements.lock
+
 clean:
-	rm -rf .venv .pytest_cache .ruff_cache .mypy_cache
+	rm -rf .venv .venv-audit .pytest_cache .ruff_cache .mypy_cache
 
 # The demo needs little; the tests need every extra.
 .venv/.demo: pyproject.toml constraints.txt
@@ -45,7 +59,12 @@ clean:
 	$(INSTALL) --editable ".[docs,eval]"
 	touch $@
 
-$(READY): pyproject.toml constraints.txt
+# Files with other hashes than those in requirements.lock are refused. torch comes last, in the
+# build that suits the machine: it is the one package without a hash (SECURITY.md).
+$(READY): pyproject.toml constraints.txt requirements.lock
 	$(PYTHON) -m venv .venv
-	$(INSTALL) --editable ".[dev]"
+	$(PIP) --no-deps --require-hashes --requirement requirements.lock
+	$(INSTALL) torch
+	$(PIP) --no-deps --no-build-isolation --editable .
+	$(BIN)/python -m pip check
 	touch $@ .venv/.demo

@@ -1,12 +1,14 @@
 """The model card of an export."""
 
 import json
+import re
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ..files import read_sealed
 from ..train.runs import Run
 
 TESTED = "transformers 5.22, tokenizers 0.23, peft 0.21, torch 2.13"
@@ -20,7 +22,7 @@ tags:
 - energy-based-model
 ---
 
-# {name}
+# {title}
 
 {kind} of width {cfg.width} with {cfg.heads} heads and {cfg.steps} {steps}, for texts of up to \
 {cfg.context} tokens. This is the checkpoint after {step:,} iterations of training with nrgpt \
@@ -35,7 +37,7 @@ tags:
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-name = "{name}"  # or the folder that this file is in
+name = {quoted}  # or the folder that this file is in
 tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=True)
 model = AutoModelForCausalLM.from_pretrained(name, trust_remote_code=True)
 
@@ -97,7 +99,8 @@ def write_card(run: Run, folder: Path, name: str) -> None:
     if data.task == "listops":
         notes.append("Expressions may be written in the usual notation; commas are not tokens.")
     text = CARD.format(
-        name=name,
+        quoted=json.dumps(name),
+        title=re.sub(r"([^\w .,=/-])", r"\\\1", " ".join(name.split())),
         kind=KINDS[cfg.block],
         cfg=cfg,
         steps="layers" if cfg.block == "gpt" else "inference steps",
@@ -128,7 +131,7 @@ def facts(run: Run) -> dict[str, str]:
         numbers = f"of 0 to {listops.numbers - 1}, depth {listops.depth}"
         found["task and data"] += f" ({', '.join(listops.functions)} {numbers})"
     path = run.folder / "result.json"  # missing if the run has not finished
-    result: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    result: dict[str, Any] = read_sealed(path) if path.is_file() else {}
     if "val_loss_full" in result:
         found["validation loss"] = (
             f"{result['val_loss_full']:.4f} nats per token, over "

@@ -1,21 +1,22 @@
 """The dataset of a run: found or prepared, checked, and read in batches."""
 
 import dataclasses
-import fcntl
 import hashlib
 import itertools
 import json
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..check import check
 from ..data.listops import prepare_listops
-from ..data.shards import Dataset, TokenStream, to_device
-from ..files import write_atomically
+from ..data.shards import MANIFEST, Dataset, TokenStream, to_device
+from ..files import locked, missing_folders, sealed, write_atomically
 from .config import DataConfig
 
 DATA = "NRGPT_DATA"
@@ -25,11 +26,12 @@ TOKENIZER = "tokenizer.json"
 
 
 def keep_tokenizer(run: Path, dataset: Dataset) -> None:
-    write_atomically(run / TOKENIZER, json.dumps(dataset.tokenizer.spec()) + "\n")
+    write_atomically(run / TOKENIZER, sealed(dataset.tokenizer.spec()))
 
 
 def dataset_folder(cfg: DataConfig) -> Path:
     if cfg.folder is not None:
+        check(cfg.folder.strip() != "", "data.folder", cfg.folder, "a folder's path, or None")
         return Path(cfg.folder)
     root = Path(os.environ.get(DATA, "data"))
     if cfg.task != "listops":
@@ -42,11 +44,24 @@ def prepare_dataset(cfg: DataConfig) -> Path:
     """The folder of the dataset, which is prepared if it is missing and that is possible. Of runs
     that start together, one prepares it, and the others wait."""
     folder = dataset_folder(cfg)
+    if (folder / MANIFEST).exists():  # and may be on a disk that cannot be written to
+        return folder
+    if cfg.task == "text":
+        raise FileNotFoundError(
+            f"data.folder: there is no prepared dataset in {folder}; make one with "
+            f"`nrgpt data text --to {folder} FILES...` or `nrgpt data hub --to {folder}`"
+        )
+    made = missing_folders(folder.parent)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with (folder.parent / f".{folder.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "manifest.json").exists():
-            make(cfg, folder)
+    lock = folder.parent / f".{folder.name}.lock"
+    try:
+        with locked(lock, wait=True):
+            if not (folder / MANIFEST).exists():
+                make(cfg, folder)
+    finally:
+        for empty in reversed(made):
+            with suppress(OSError):
+                empty.rmdir()
     return folder
 
 
@@ -58,11 +73,15 @@ def make(cfg: DataConfig, folder: Path) -> None:
             from ..data.shakespeare import prepare_shakespeare
 
             prepare_shakespeare(folder)
-        case "text":
-            raise FileNotFoundError(
-                f"data.folder: there is no prepared dataset in {folder}; make one with "
-                f"`nrgpt data text --to {folder} FILES...` or `nrgpt data hub --to {folder}`"
-            )
+
+
+def check_vocabulary(cfg: DataConfig, vocab_size: int) -> None:
+    """Refuse a vocabulary that ListOps does not fit into, before its data is drawn."""
+    if cfg.task == "listops" and (tokens := cfg.listops.tokenizer().vocab_size) > vocab_size:
+        raise ValueError(
+            f"model.vocab_size = {vocab_size}: ListOps has {tokens} tokens; "
+            f"add model.vocab_size={tokens}"
+        )
 
 
 def open_dataset(cfg: DataConfig, vocab_size: int, *, verify: bool = True) -> Dataset:
@@ -80,6 +99,8 @@ def open_dataset(cfg: DataConfig, vocab_size: int, *, verify: bool = True) -> Da
 def check_identity(cfg: DataConfig, dataset: Dataset) -> None:
     """Raise an error if the folder holds another dataset than the configuration says."""
     source = dataset.manifest["source"]
+    if not isinstance(source, dict) or not isinstance(source.get("listops", {}), dict):
+        raise ValueError(f"data.folder: {dataset.folder}: its manifest names no source of the data")
     kind = "listops" if "listops" in source else source.get("kind")
     is_text = cfg.task == "text" and kind != "listops"
     if kind != cfg.task and not is_text:

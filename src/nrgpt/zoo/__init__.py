@@ -33,7 +33,7 @@ def folder(name: str) -> Path:
 
 def about(name: str) -> dict[str, Any]:
     """A description, and the number of parameters."""
-    return dict(json.loads((folder(name) / "about.json").read_text()))
+    return dict(json.loads((folder(name) / "about.json").read_text(encoding="utf-8")))
 
 
 def is_inside(run: Path) -> bool:
