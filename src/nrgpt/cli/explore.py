@@ -33,7 +33,7 @@ from .common import (
 from .dynamics import table_of
 
 EXAMPLES = {
-    "listops": ("max(4,median(1,5,3),2) =", "sum(7,8,median(1,2,9)) ="),
+    "listops": ("max(4,median(1,5,3),2) =", "sum(7,8,median(1,2,9)) =", "min(7,max(2,9),4) ="),
     "shakespeare": (
         "To be, or not to be, that is the question",
         "ROMEO:\nO, she doth teach the torches to burn bright!",
@@ -122,11 +122,19 @@ def server_of(loaded: list[Run], names: dict[Path, str], text: str | None, port:
 
 
 def told(run: Run, name: str, text: str | None) -> dict[str, Any]:
-    """What the page is told of a run."""
-    examples = (*((text,) if text else ()), *EXAMPLES.get(run.cfg.data.task, GENERAL))
+    """What the page is told of a run. Examples are those that it can read."""
+    known = [example for example in EXAMPLES.get(run.cfg.data.task, GENERAL) if reads(run, example)]
+    examples = [*([text] if text else []), *known] or [run.decode([0])]
     what = zoo.about(run.folder.name)["what"] if zoo.is_inside(run.folder) else ""
     is_listops = run.cfg.data.task == "listops"
     return {"name": name, "what": what, "expressions": is_listops, "examples": examples}
+
+
+def reads(run: Run, text: str) -> bool:
+    try:
+        return bool(run.encode(text))
+    except ValueError:
+        return False
 
 
 def distinct_names(loaded: list[Run]) -> dict[Path, str]:
