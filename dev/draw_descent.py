@@ -69,7 +69,7 @@ def draw(energies: list[list[float]], letters: list[str], title: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("run", type=Path)
     parser.add_argument("--text", default="To be, or not to be, that is the question")
     parser.add_argument("--to", type=Path, default=Path("docs/descent.svg"))

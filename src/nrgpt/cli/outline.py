@@ -18,6 +18,8 @@ COMMANDS = {
     "sample": "Let a trained model continue a text, printed token by token.",
     "zoo": "List the trained models that come with the package.",
     "bench": "Measure speed and memory on this machine, with everything compared in one run.",
+    "explore": "Type a text and watch its tokens roll downhill, live, in a browser.",
+    "landscape": ("The landscape of one token: its minima, the pass between two of them, a map."),
     "trajectory": (
         "Watch tokens on their energy landscapes: figures, numbers and an interactive page."
     ),
