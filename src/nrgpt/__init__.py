@@ -4,6 +4,8 @@
     model = nrgpt.LanguageModel(cfg)
     logits, loss = model(idx, targets)
 
+    nrgpt.load("zoo:shakespeare_certified").generate("ROMEO:")
+
 Importing this package loads torch and nothing heavier.
 """
 
@@ -17,6 +19,7 @@ from .model.energy import EnergyTerm, Readout, register
 from .model.init import normal, ones, parameter, zeros
 from .model.network import ParameterCounts
 from .model.registry import load_plugin
+from .text_model import TextModel, load
 
 __version__ = "0.1.0"
 
@@ -32,7 +35,9 @@ __all__ = [
     "ParameterCounts",
     "Readout",
     "Step",
+    "TextModel",
     "Trajectory",
+    "load",
     "load_plugin",
     "load_released",
     "normal",

@@ -24,17 +24,17 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn
 
 from ..check import check
+from ..extras import need
 from .documents import (
     Document,
     Piece,
     documents_of_all,
     gather,
     open_source,
-    optional_module,
     row_documents,
 )
 from .shards import DataError, refuse_existing, token_dtype, working_folder, write_dataset
-from .tokenizer import GPT2Tokenizer, Tokenizer
+from .tokenizer import Tokenizer
 
 OPENWEBTEXT = "Skylion007/openwebtext"
 
@@ -66,7 +66,9 @@ def prepare_hub(
 ) -> None:
     """Tokenise a dataset from the Hugging Face Hub, such as OPENWEBTEXT, while it downloads.
     ``options`` go to prepare_documents."""
-    stream = optional_module("datasets").load_dataset(name, split=split, streaming=True)
+    stream = need("datasets", "the Hugging Face Hub", "data").load_dataset(
+        name, split=split, streaming=True
+    )
     rows = ((f"{name}: row {i}", row, i + 1) for i, row in enumerate(stream))
     known = (stream.info.splits or {}).get(split)
     total = known.num_examples if known else None
@@ -158,7 +160,7 @@ class PieceMaker:
 
     def tokenise(self, piece: Piece) -> dict[str, np.ndarray]:
         tokenizer = self.tokenizer
-        end = [tokenizer.end_of_text] if isinstance(tokenizer, GPT2Tokenizer) else []
+        end = [] if tokenizer.end_of_text is None else [tokenizer.end_of_text]
         splits = {"train": list[int](), "val": list[int]()}
         number = piece.first_document
         for document in piece.documents:

@@ -52,7 +52,7 @@ class Step(Watched):
     t: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Trajectory(Watched):
     """All states, 0 to T, along a new first dimension: (T + 1, batch, tokens). ``move`` has T
     entries, one for each pair of consecutive states."""
@@ -61,6 +61,11 @@ class Trajectory(Watched):
     targets: Tensor | None
     trained_steps: int
     move: Tensor
+
+    def __repr__(self) -> str:
+        texts, tokens = self.idx.shape
+        energies = f", energies {', '.join(self.energies)}" if self.energies else ""
+        return f"Trajectory({self.steps} steps, {texts} x {tokens} tokens{energies})"
 
     @property
     def steps(self) -> int:

@@ -11,6 +11,8 @@ and need ``pip install 'nrgpt[hf]'``.
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from ..extras import need
+
 if TYPE_CHECKING:
     from ..interop.gpt2 import from_gpt2 as from_gpt2
     from ..interop.gpt2 import to_gpt2 as to_gpt2
@@ -42,13 +44,6 @@ __all__ = sorted(WHERE)
 def __getattr__(name: str) -> Any:
     if name not in WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        module = importlib.import_module(WHERE[name], __name__)
-    except ImportError as error:
-        missing = (error.name or "").partition(".")[0]
-        if missing not in EXTRA:
-            raise
-        raise ImportError(
-            f"nrgpt.hf.{name} needs {missing}: pip install 'nrgpt[hf]'", name=error.name
-        ) from None
-    return getattr(module, name)
+    for package in EXTRA:
+        need(package, f"nrgpt.hf.{name}", "hf")
+    return getattr(importlib.import_module(WHERE[name], __name__), name)

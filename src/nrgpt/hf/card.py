@@ -156,7 +156,7 @@ def draw_energies(run: Run, path: Path) -> str:
 
     length = min(64, run.cfg.model.context)
     try:
-        tokens = run.dataset().tokens("val").read(0, length).tolist()
+        tokens = run.first_tokens("val", length).read(0, length).tolist()
     except OSError:
         return ""
     idx = torch.tensor([tokens], device=run.model.tokens.device)

@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from ..data.listops import prepare_listops
 from ..data.shards import Dataset, TokenStream, to_device
+from ..data.tokenizer import RANKS
 from ..files import write_atomically
 from .config import DataConfig
 
@@ -25,7 +27,11 @@ TOKENIZER = "tokenizer.json"
 
 
 def keep_tokenizer(run: Path, dataset: Dataset) -> None:
+    """Put the dataset's tokenizer into the run folder, with the files that belong to it."""
     write_atomically(run / TOKENIZER, json.dumps(dataset.tokenizer.spec()) + "\n")
+    for name in dataset.manifest["extra_files"]:
+        if name == RANKS:
+            shutil.copyfile(dataset.folder / name, run / name)
 
 
 def dataset_folder(cfg: DataConfig) -> Path:

@@ -1,7 +1,6 @@
 """What a run reports: metrics.jsonl, progress on the screen, a picture of its losses."""
 
 import dataclasses
-import importlib
 import json
 import os
 import platform
@@ -15,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ..dynamics.figures import new_figure, save
+from ..extras import need
 from ..files import write_atomically
 from .config import TrainConfig
 
@@ -47,11 +47,11 @@ class Report:
         self.progress.start()
         self.tensorboard = self.wandb = None
         if cfg.tensorboard and not quiet:
-            module = extra("tensorboard", "torch.utils.tensorboard")
+            module = need("torch.utils.tensorboard", "tensorboard = True", "tensorboard")
             self.tensorboard = module.SummaryWriter(run / "tensorboard")
         if cfg.wandb and not quiet:
             options = {"name": run.name, "dir": run, "config": dataclasses.asdict(cfg)}
-            self.wandb = extra("wandb", "wandb").init(project="nrgpt", **options)
+            self.wandb = need("wandb", "wandb = True", "wandb").init(project="nrgpt", **options)
 
     def drop_after(self, step: int) -> None:
         """Drop the lines after the checkpoint that a run resumes from: they will come again."""
@@ -85,13 +85,6 @@ class Report:
             self.tensorboard.close()
         if self.wandb is not None:
             self.wandb.finish()
-
-
-def extra(option: str, module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        raise ValueError(f"{option} = True: pip install 'nrgpt[{option}]'") from None
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from ..check import check_choice
 from ..dynamics.figures import new_figure, save
+from ..extras import need
 from .config import TrainConfig
 from .faults import DIVERGED, Interrupt, TrainingError
 from .loop import train, train_packed
@@ -147,10 +148,7 @@ def run_search(
     name: str, cfg: TrainConfig, choices: Choices, folder: Path, trials: int, storage: str | None
 ) -> list[Row]:
     """Optuna proposes the values, and keeps its trials in an SQLite file or at the given URL."""
-    try:
-        import optuna
-    except ImportError:
-        raise ValueError("--trials needs Optuna: pip install 'nrgpt[sweep]'") from None
+    optuna = need("optuna", "--trials", "sweep")
     folder.mkdir(parents=True, exist_ok=True)
     study = optuna.create_study(
         study_name=name,
