@@ -76,7 +76,9 @@ def list_zoo() -> None:
 
 @app.command()
 def bench(
-    suite: Annotated[str, Option(help="train, small, packed, generate, memory or all.")] = "all",
+    suite: Annotated[
+        str, Option(help="train, small, packed, generate, memory, serve or all.")
+    ] = "all",
     profile: Annotated[bool, Option(help="Also write a trace of training updates.")] = False,
     compile: Annotated[
         bool | None, Option(help="Use torch.compile; by default on a GPU only.")
