@@ -29,10 +29,31 @@ RATES = (
     "free",
     "free_per_step",
     "free_per_term",
+    "gains",
     "psd_skew",
     "psd_skew_per_step",
     "state",
 )
+CONE = {"feedforward": "memory", "safeguard": "cone"}
+FREE = {"feedforward": "memory", "write": "free", "rate": "gains"}
+SETTLED = {"past": "settled", "mask": "inclusive"}
+DESCENDING: tuple[dict[str, Any], ...] = (
+    SETTLED,
+    {"past": "settled"},
+    {"past": "settled", "coupling": "full", "prelude": 1},
+    {**SETTLED, "drive": True, "feedforward": "ff1", "rate": "free_per_term"},
+    {**SETTLED, "prelude": 2, "prelude_block": "parallel", "prelude_loops": 2, "bias": True},
+    {**SETTLED, "prelude": 1, "start": "sphere", "drive": True, "attention_bias": True},
+    {"start": "sphere"},
+    CONE,
+    {**CONE, "rate": "gains", "norm": "rmsnorm", "learn_alpha": False},
+    {**CONE, "norm": "none", "potential": "softplus", "init_std": 0.1},
+    FREE,
+    {**FREE, **CONE},
+    {**FREE, **CONE, **SETTLED, "rate": "scalar", "margin": 0.0},
+    {**FREE, **CONE, **SETTLED, "drive": True, "prelude": 1, "start": "sphere", "norm": "rmsnorm"},
+)
+"""Settled pasts, write weights of their own, the cone, and what goes with them."""
 BLOCKS = ("nrgpt", "gpt", "rgpt", "rgpt_parallel")
 
 

@@ -36,39 +36,68 @@ def sigma(cfg: ModelConfig, z: Tensor) -> Tensor:
     return z * 0.5 * (1 + torch.erf(z / 2**0.5))
 
 
-def attention_energy(cfg: ModelConfig, w: Weights, own: Tensor, others: Tensor) -> Tensor:
-    """E^AT of every token; ``own`` is the token being moved, ``others`` the ones it sees."""
+def attention(
+    cfg: ModelConfig, w: Weights, own: Tensor, others: Tensor, start: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """E^AT of every token, and what write weights of its own would write. ``own`` is the token
+    being moved, ``others`` the ones it sees, ``start`` the g that drives it."""
     p = "blocks.0.energy.terms.attention"
     beta = cfg.beta or 1 / math.sqrt(cfg.width / cfg.heads)
     if cfg.coupling == "full":
-        J = w[f"{p}.J"]
+        read, J = torch.eye(cfg.width, dtype=own.dtype), w[f"{p}.J"]
     else:
-        W_Q = w[f"{p}.W_Q"].reshape(cfg.heads, -1, cfg.width)
-        W_K = w[f"{p}.W_K"].reshape(cfg.heads, -1, cfg.width)
-        J = torch.einsum("hyi,hyj->hij", W_K, W_Q)
-    energies = []
+        read = w[f"{p}.W_Q"]
+        J = w[f"{p}.W_K"].reshape(cfg.heads, -1, cfg.width).mT
+    alpha = w.get(f"{p}.alpha", torch.ones(cfg.heads, dtype=own.dtype))
+    if cfg.safeguard == "cone" and f"{p}.alpha" in w:
+        alpha = torch.log1p(torch.exp(alpha))
+    settled, energies, written = cfg.past == "settled", [], []
     for A in range(own.shape[1]):
         seen = [others[:, B] for B in range(A)]
         if cfg.mask == "inclusive":
-            seen.append(own[:, A])
+            seen.append(others[:, A] if settled else own[:, A])
         if cfg.mask == "released":
             seen.append(others[:, A])
         E = torch.zeros(own.shape[0], dtype=own.dtype)
+        moved = torch.zeros_like(own[:, A])
         if seen:
-            scores = torch.einsum("nbi,hij,bj->bhn", torch.stack(seen), J, own[:, A])
+            q = own[:, A] @ read.T
+            if cfg.drive and start is not None:
+                q = q + start[:, A] @ w[f"{p}.W_drive"].T
+            if cfg.coupling == "full":
+                keys = torch.einsum("nbi,hij->bnhj", torch.stack(seen), J)
+                scores = torch.einsum("bnhj,bj->bhn", keys, q)
+            else:
+                keys = torch.einsum("nbi,hiy->bnhy", torch.stack(seen), J)
+                scores = torch.einsum("bnhy,bhy->bhn", keys, q.unflatten(-1, (cfg.heads, -1)))
             heads = torch.log(torch.exp(beta * scores).sum(-1)) / beta
-            alpha = w.get(f"{p}.alpha", torch.ones(cfg.heads, dtype=own.dtype))
             E = -(heads * alpha).sum(-1)
+            if cfg.write == "free":
+                values = (torch.stack(seen) @ w[f"{p}.W_V"].T).unflatten(-1, (cfg.heads, -1))
+                means = torch.einsum("bhn,nbhy->bhy", torch.softmax(beta * scores, -1), values)
+                moved = means.flatten(1) @ w[f"{p}.W_P"].T
         energies.append(E)
-    return torch.stack(energies, 1)
+        written.append(moved)
+    return torch.stack(energies, 1), torch.stack(written, 1)
 
 
-def feedforward_energy(cfg: ModelConfig, w: Weights, g: Tensor) -> Tensor:
+def attention_energy(
+    cfg: ModelConfig, w: Weights, own: Tensor, others: Tensor, start: Tensor | None = None
+) -> Tensor:
+    return attention(cfg, w, own, others, start)[0]
+
+
+def feedforward_energy(
+    cfg: ModelConfig, w: Weights, g: Tensor, start: Tensor | None = None
+) -> Tensor:
     p = "blocks.0.energy.terms.feedforward"
     scale = w.get(f"{p}.feedforward_scale", torch.ones(1, dtype=g.dtype))
 
     def linear(x: Tensor, number: str) -> Tensor:
-        return x @ w[f"{p}.W{number}"].T + w.get(f"{p}.b{number}", torch.zeros(1, dtype=g.dtype))
+        z = x @ w[f"{p}.W{number}"].T + w.get(f"{p}.b{number}", torch.zeros(1, dtype=g.dtype))
+        if cfg.drive and start is not None and number != "_2":
+            z = z + start @ w[f"{p}.W_drive"].T
+        return z
 
     match cfg.feedforward:
         case "ff1":
@@ -90,16 +119,41 @@ def feedforward_energy(cfg: ModelConfig, w: Weights, g: Tensor) -> Tensor:
                     values = torch.log1p(torch.exp(z))
                 case "softplus2":
                     values = torch.log1p(torch.exp(z)) ** 2 / 2
+            if f"{p}.units" in w:
+                values = torch.log1p(torch.exp(w[f"{p}.units"])) * values
             E = -values.sum(-1)
     return scale * E
 
 
-def gradient(cfg: ModelConfig, w: Weights, g: Tensor, term: str) -> Tensor:
-    """dE_A/dg_A of every token and of one term, differentiable with respect to everything."""
+def energy(
+    cfg: ModelConfig, w: Weights, own: Tensor, others: Tensor, term: str, start: Tensor | None
+) -> Tensor:
+    if term == "attention":
+        return attention_energy(cfg, w, own, others, start)
+    return feedforward_energy(cfg, w, own, start)
+
+
+def gradient(
+    cfg: ModelConfig, w: Weights, g: Tensor, term: str, start: Tensor | None = None
+) -> Tensor:
+    """dE_A/dg_A of every token and of one term, differentiable with respect to everything.
+    ``start`` is the g that a settled past and the drive are made of."""
     own = g.clone() if g.requires_grad else g.clone().requires_grad_()
-    is_attention = term == "attention"
-    E = attention_energy(cfg, w, own, g) if is_attention else feedforward_energy(cfg, w, own)
+    others = start if start is not None and cfg.past == "settled" else g
+    E = energy(cfg, w, own, others, term, start)
     return torch.autograd.grad(E.sum(), own, create_graph=True)[0]
+
+
+def writing(cfg: ModelConfig, w: Weights, g: Tensor, term: str, start: Tensor | None) -> Tensor:
+    """What write weights of a term's own add to x, before eta."""
+    if term == "attention":
+        others = start if start is not None and cfg.past == "settled" else g
+        return attention(cfg, w, g, others, start)[1]
+    p = "blocks.0.energy.terms.feedforward"
+    z = g @ w[f"{p}.W"].T + w.get(f"{p}.b", torch.zeros(1, dtype=g.dtype))
+    if cfg.drive and start is not None:
+        z = z + start @ w[f"{p}.W_drive"].T
+    return sigma(cfg, z) @ w[f"{p}.W_2"].T
 
 
 def eta(cfg: ModelConfig, w: Weights, t: int, x: Tensor, term: str) -> Tensor:
@@ -126,6 +180,10 @@ def eta(cfg: ModelConfig, w: Weights, t: int, x: Tensor, term: str) -> Tensor:
             own = (w[f"{p}.eta_attention"], w[f"{p}.eta_feedforward"])
             names = ("attention", "feedforward")
             matrix = own[names.index(term)] if term in names else (own[0] + own[1]) / 2
+        case "gains":
+            own = (w[f"{p}.c_attention"][t], w[f"{p}.c_feedforward"][t])
+            names = ("attention", "feedforward")
+            matrix = (own[names.index(term)] if term in names else (own[0] + own[1]) / 2).diag()
         case "psd_skew":
             U, V = w[f"{p}.U"], w[f"{p}.V"]
             matrix = U.T @ U + V - V.T
@@ -152,17 +210,51 @@ def projector(cfg: ModelConfig, x: Tensor) -> Tensor:
     return P - 1 / D if cfg.norm == "layernorm" else P
 
 
-def nrgpt_step(cfg: ModelConfig, w: Weights, x: Tensor, t: int) -> Tensor:
+def nrgpt_step(
+    cfg: ModelConfig, w: Weights, x: Tensor, t: int, start: Tensor | None = None
+) -> Tensor:
+    """``start``: the state that the steps started in."""
     g = norm(cfg, w, "blocks.0.norm", x)
-    moves = [
-        torch.einsum("bnij,bnj->bni", eta(cfg, w, t, x, term), gradient(cfg, w, g, term))
-        for term in ("attention", "feedforward")
-    ]
-    return x - moves[0] - moves[1]
+    g_0 = None if start is None else norm(cfg, w, "blocks.0.norm", start)
+    terms = ("attention", "feedforward")
+    forces = [-gradient(cfg, w, g, term, g_0) for term in terms]
+    pushes = forces
+    if cfg.write == "free":
+        pushes = [writing(cfg, w, g, term, g_0) for term in terms]
+    y = x
+    for term, push in zip(terms, pushes, strict=True):
+        y = y + torch.einsum("bnij,bnj->bni", eta(cfg, w, t, x, term), push)
+    return in_cone(cfg, w, x, y, forces[0] + forces[1]) if cfg.safeguard == "cone" else y
 
 
-def transformer_step(cfg: ModelConfig, w: Weights, x: Tensor, t: int) -> Tensor:
-    p = f"blocks.{t if cfg.block == 'gpt' else 0}"
+def in_cone(cfg: ModelConfig, w: Weights, x: Tensor, y: Tensor, force: Tensor) -> Tensor:
+    """For concave energies, by angles. A last coordinate sqrt(D eps) makes the norm a projection to
+    a sphere; the angle to the force may not grow."""
+
+    def lifted(v: Tensor) -> Tensor:
+        v = v - v.mean(-1, keepdim=True) if cfg.norm == "layernorm" else v
+        return torch.cat([v, torch.full_like(v[..., :1], (cfg.width * cfg.norm_eps) ** 0.5)], -1)
+
+    if cfg.norm == "none":
+        short = ((x - y) * force).sum(-1, keepdim=True) / (force * force).sum(-1, keepdim=True)
+        return y + torch.relu(short) * force
+    u = lifted(w["blocks.0.norm.gamma"] * force)
+    u = torch.cat([u[..., :-1], torch.zeros_like(u[..., :1])], -1)
+    u = u / (u * u).sum(-1, keepdim=True).sqrt()
+    a, b = lifted(x), lifted(y)
+    angle = torch.acos((a * u).sum(-1, keepdim=True) / (a * a).sum(-1, keepdim=True).sqrt())
+    across = b - (b * u).sum(-1, keepdim=True) * u
+    needed = (across * across).sum(-1, keepdim=True).sqrt() / torch.tan(angle)
+    return y + torch.relu(needed - (b * u).sum(-1, keepdim=True)) * u[..., :-1]
+
+
+def transformer_step(
+    cfg: ModelConfig, w: Weights, x: Tensor, t: int, prelude: int | None = None
+) -> Tensor:
+    p = f"blocks.{t if cfg.block == 'gpt' else 0}" if prelude is None else f"prelude.{prelude}"
+    is_parallel = cfg.block == "rgpt_parallel"
+    if prelude is not None:
+        is_parallel = cfg.prelude_block == "parallel"
 
     def attention(g: Tensor) -> Tensor:
         q, k, v = (
@@ -184,7 +276,7 @@ def transformer_step(cfg: ModelConfig, w: Weights, x: Tensor, t: int) -> Tensor:
         hidden = sigma(cfg, g @ w[f"{f}.W_1"].T + w.get(f"{f}.b_1", 0))
         return hidden @ w[f"{f}.W_2"].T + w.get(f"{f}.b_2", 0)
 
-    if cfg.block == "rgpt_parallel":
+    if is_parallel:
         second = "norm_2" if cfg.separate_norms else "norm"
         return (
             x
@@ -197,9 +289,17 @@ def transformer_step(cfg: ModelConfig, w: Weights, x: Tensor, t: int) -> Tensor:
 
 def logits(cfg: ModelConfig, w: Weights, idx: Tensor, steps: int | None = None) -> Tensor:
     x = w["tokens"][idx] + w["positions"][: idx.shape[1]]
-    step = nrgpt_step if cfg.block == "nrgpt" else transformer_step
+    if cfg.block == "nrgpt":
+        for number in [*range(cfg.prelude)] * cfg.prelude_loops:
+            x = transformer_step(cfg, w, x, 0, number)
+        if cfg.start == "sphere":
+            x = x / (x * x).mean(-1, keepdim=True).sqrt()
+    start = x
     for t in range(steps or cfg.steps):
-        x = step(cfg, w, x, t)
+        if cfg.block == "nrgpt":
+            x = nrgpt_step(cfg, w, x, t, start)
+        else:
+            x = transformer_step(cfg, w, x, t)
     head = w["tokens"] if cfg.tied else w["head"]
     return norm(cfg, w, "final_norm", x) @ head.T + w.get("head_bias", 0)
 

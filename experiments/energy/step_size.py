@@ -20,14 +20,14 @@ ROUNDING = 1e-6
 
 def rising(model: LanguageModel, idx: Tensor, eta: float, past: Tensor | None) -> Tensor:
     """Which steps of which tokens raise the token's energy: (steps, batch, tokens)."""
-    field, x = Field(model, *idx.shape, past=past), model.embed(idx)
-    field.at_step(0)
+    x = model.begin(idx)
+    field = Field(model, x, past=past)
     energies = []
     for _ in range(SIZES[eta] + 1):
         field.commit(x)
-        look = field.look(x)
+        look = field.look(x, 0)
         energies.append(look.energy)
-        x = x + eta * field.move(look, 0, x)
+        x = x + eta * look.update
     before, after = torch.stack(energies[:-1]), torch.stack(energies[1:])
     return after - before > ROUNDING * torch.maximum(before.abs(), after.abs())
 

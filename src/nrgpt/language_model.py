@@ -1,5 +1,6 @@
 """The language model: the network, and what one does with it."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,8 +42,9 @@ class LanguageModel(Network):
         self, extra: Extra | None = None, *, idx: Tensor | None = None, steps: int | None = None
     ) -> Certificate:
         """Is descent guaranteed, at the present weights? If not, which part is to blame? Given
-        tokens ``idx``, their energies are followed too, with a frozen past and in parallel."""
+        tokens ``idx``, their energies are followed too, in the forward pass and beside it."""
         found = self.guarantees(extra)
         if idx is None:
             return found
-        return Certificate(found.findings, check_descent(self, idx, steps=steps, extra=extra))
+        check = check_descent(self, idx, steps=steps, extra=extra)
+        return dataclasses.replace(found, check=check)

@@ -121,7 +121,7 @@ def test_pushed_tokens_of_a_model_against_two_runs():
     for held in (None, past.detach()):
         generator = torch.Generator().manual_seed(0)
         found = stability(model, idx, **options, past=held, generator=generator)
-        field = Field(model, 2, 7, past=held)
+        field = Field(model, model.begin(idx), past=held)
         *_, (x, _) = field.roll(model.embed(idx), 6)
         unit = model.energy_block.norm(x).norm(dim=-1)
         noise = torch.empty_like(x).normal_(generator=torch.Generator().manual_seed(0))

@@ -85,7 +85,7 @@ def test_bounded(coupling):
     idx = torch.randint(11, (2, 7))
     extra = {"bounded": term}
     *_, x = model.states(idx, extra=extra)
-    look = Field(model, 2, 7, extra=extra, past=x).look(x, 0)
+    look = Field(model, model.begin(idx), extra=extra, past=x).look(x, 0)
     assert relative(look.energy, sum(model.energies(x, extra).values())) < 1e-12
     assert generate(model, PROMPTS, max_new_tokens=5, extra=extra) == generate(
         model, PROMPTS, max_new_tokens=5, extra=extra, cache="none"

@@ -43,7 +43,7 @@ def test_the_field_is_that_of_the_model(fields):
     *_, x = model.states(idx, steps=2)
     energy = sum(model.energies(x).values())
     force = sum(forces(model, x).values())
-    field = Field(model, 3, 15, past=x)
+    field = Field(model, model.begin(idx), past=x)
     look = field.look(x, 0)
     assert relative(look.energy, energy) < 1e-12
     assert relative(look.force, force) < 1e-12
@@ -119,7 +119,7 @@ def test_backtracking_never_raises_an_energy_in_a_fixed_field():
     for steps in range(1, 8):
         for solver, energies in ((None, plain), (Backtracking(), careful)):
             x = relax(model, idx, steps=steps, solver=solver, past=past).x
-            energies.append(Field(model, 3, 15, past=past).energy(x))
+            energies.append(Field(model, model.begin(idx), past=past).energy(x))
     rises = [b > a + 1e-12 for a, b in itertools.pairwise(careful)]
     assert not torch.stack(rises).any()
     assert torch.stack([b > a for a, b in itertools.pairwise(plain)]).any()

@@ -332,7 +332,7 @@ class Tripled(FF1):
 
 class Halved(FF2W):
     def readout(self):
-        read, bias, _, field = super().readout()
+        read, bias, _, field, *_ = super().readout()
         return nrgpt.Readout(read, bias, read / 2, field)
 
 

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from nrgpt import LanguageModel
 from nrgpt.model.energy import ENERGIES
 from nrgpt.model.flops import flops_per_token, parts_per_step
-from tests.models import BLOCKS, COUPLINGS, MASKS, RATES, config
+from tests.models import BLOCKS, COUPLINGS, DESCENDING, MASKS, RATES, config
 
 VARIANTS = [
     *({"mask": m, "coupling": c} for m, c in itertools.product(MASKS, COUPLINGS)),
@@ -19,6 +19,7 @@ VARIANTS = [
     *({"feedforward": name, "hidden_factor": 3} for name in ("ff1", "ff2w", "ff2", "memory")),
     *({"block": block, "hidden_factor": 3} for block in BLOCKS),
     {"norm": "none"},
+    *DESCENDING,
     {"safeguard": "cone"},
     {"safeguard": "cone", "rate": "free_per_term"},
     {"tied": False, "bias": True, "head_bias": True},

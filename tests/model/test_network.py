@@ -13,7 +13,18 @@ from nrgpt import LanguageModel, ModelConfig
 from nrgpt.model.init import initialise
 
 from .. import reference
-from ..models import BLOCKS, COUPLINGS, MASKS, NORMS, RATES, config, forces, randomised, relative
+from ..models import (
+    BLOCKS,
+    COUPLINGS,
+    DESCENDING,
+    MASKS,
+    NORMS,
+    RATES,
+    config,
+    forces,
+    randomised,
+    relative,
+)
 from ..models import tokens as make_tokens
 from ..models import weights as make_weights
 
@@ -43,6 +54,28 @@ def test_baselines_against_the_reference(block, norm, released):
     expected.backward()
     for name, parameter in model.named_parameters():
         assert relative(parameter.grad, w[name].grad) < 1e-9, name
+
+
+@pytest.mark.parametrize("fields", DESCENDING, ids=str)
+def test_settled_and_safeguarded_models_against_the_reference(fields):
+    cfg = config(**fields)
+    model = randomised(cfg, std=0.1 if cfg.norm == "none" else 0.3)
+    w = make_weights(model)
+    idx, targets = make_tokens(cfg)
+    for steps in (1, 3, 5):
+        assert relative(model(idx, steps=steps)[0], reference.logits(cfg, w, idx, steps)) < 1e-10
+    _, loss = model(idx, targets)
+    loss.backward()
+    reference.loss(cfg, w, idx, targets).backward()
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        expected = w[name].grad
+        if expected is None:  # the reference has no use for it, and so neither may the model
+            assert parameter.grad is None or not parameter.grad.any(), name
+            continue
+        scale = max(expected.norm().item(), 1e-6)
+        assert (parameter.grad - expected).norm() < 1e-8 * scale, name
 
 
 @pytest.mark.parametrize("steps", [1, 3, 7])

@@ -43,12 +43,17 @@ def test_updates_equal_those_of_torch(fields):
         masks = None
         if cfg.dropout:
             masks = torch.stack([models[0].draw_masks(2, 7) for _ in OPTIMISERS])
+        exits = None
+        if count == 2:
+            exits = torch.stack([models[0].draw_exits(x[0], 0.5, 1) for _ in OPTIMISERS])
         rates = torch.tensor([1.0, 0.5, 0.1 * count], dtype=torch.float64)
-        found, fine = step(x, y, masks, rates)
+        found, fine = step(x, y, masks, exits, rates)
         assert fine.all()
         for run, (model, own) in enumerate(zip(lone, OPTIMISERS, strict=True)):
             model.zero_grad()
-            _, loss = model(x[run], y[run], masks=None if masks is None else masks[run])
+            drawn = {"masks": masks, "exits": exits}
+            own_drawn = {name: None if v is None else v[run] for name, v in drawn.items()}
+            _, loss = model(x[run], y[run], **own_drawn)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(
                 model.parameters(), float("inf") if own.clip is None else own.clip
@@ -66,12 +71,12 @@ def test_updates_equal_those_of_torch(fields):
 @pytest.mark.parametrize(("name", "is_wrong"), [(None, False), ("rate.log_c", True)])
 def test_a_pack_does_without_a_compiler_that_errs(monkeypatch, name, is_wrong, precision):
     def compiled(function, **options):
-        def computed(x, y, masks, steps):
+        def computed(x, y, masks, exits, steps):
             if name is None:
-                return function(x, y, masks, steps)
+                return function(x, y, masks, exits, steps)
             key = f"blocks.0.{name}"
             right, step.weights[key] = step.weights[key], step.weights[key] + 0.1
-            losses = function(x, y, masks, steps)
+            losses = function(x, y, masks, exits, steps)
             step.weights[key] = right
             return losses
 
@@ -89,7 +94,7 @@ def test_a_pack_does_without_a_compiler_that_errs(monkeypatch, name, is_wrong, p
     )
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        step(x, y, None, rates)
+        step(x, y, None, None, rates)
     said = [str(one.message) for one in said if "go on without compilation" in str(one.message)]
     assert len(said) == is_wrong
     assert (step.losses == step.losses_of_all) == is_wrong

@@ -80,6 +80,17 @@ def newest_state(run):
     "fields",
     [
         ("model.dropout=0.1",),
+        (
+            "model.feedforward=memory",
+            "model.safeguard=cone",
+            "model.past=settled",
+            "model.mask=inclusive",
+            "model.write=free",
+            "model.rate=gains",
+            "model.prelude=1",
+            "model.drive=true",
+            "early_exits=0.5",
+        ),
         ("model.learn_gamma=false", "optimiser.clip=none", "random_steps=(1,3)"),
         ("model.block=gpt", "model.tied=false"),
     ],
@@ -227,8 +238,8 @@ def test_a_run_that_is_not_finite_leaves_the_others(tmp_path, monkeypatch):
     loop.train_packed(cfgs, whole)
     original = PackedStep.losses_of_all
 
-    def poisoned(self, x, y, masks, steps):
-        found = original(self, x, y, masks, steps)
+    def poisoned(self, x, y, masks, exits, steps):
+        found = original(self, x, y, masks, exits, steps)
         is_bad = self.optimiser.updates[1] == 8
         nan = torch.tensor([1.0, float("nan") if is_bad else 1.0, 1.0])
         return found * nan
@@ -248,8 +259,8 @@ def test_a_recorded_run_goes_back_with_a_smaller_rate(tmp_path, monkeypatch):
     cfg = debug("iterations=12", "save_every=5", "eval_every=12", "log_every=3")
     original, rates = PackedStep.loss_of_one, []
 
-    def poisoned(self, x, y, masks, steps):
-        loss = original(self, x, y, masks, steps)
+    def poisoned(self, x, y, masks, exits, steps):
+        loss = original(self, x, y, masks, exits, steps)
         is_bad = self.optimiser.updates[0] == 7 and not rates
         if is_bad:
             rates.append(self.optimiser.updates.item())

@@ -132,7 +132,7 @@ class RecordedStep:
         self.rates = torch.ones(runs, dtype=torch.float64, device=device)
 
     def __call__(self) -> Tensor:
-        losses, _ = self.step(self.idx, self.targets, None, self.rates)
+        losses, _ = self.step(self.idx, self.targets, None, None, self.rates)
         return losses
 
     def work(self, times: int = 1) -> Work:

@@ -59,6 +59,11 @@ class Decoder:
                 "cache = 'frozen': must be 'exact' or 'none' for a gpt, whose blocks differ from "
                 "step to step"
             )
+        if kind == "frozen" and model.is_settled:
+            raise ValueError(
+                "cache = 'frozen': must be 'exact' or 'none' with past = 'settled', whose exact "
+                "cache has one set of keys for all steps anyway"
+            )
         with torch.no_grad():
             self.plans, self.readout = model.plan(extra, stacked=True), model.reader()
         self.device = model.tokens.device
@@ -91,7 +96,7 @@ class Decoder:
         """The last states of new tokens."""
         x = self.model.extend(idx, positions, self.plans, cache, steps=self.steps)
         if cache.frozen:
-            self.plans[0].keep(x, 0, cache)
+            self.plans.at(0).keep(x, 0, cache)
         return x
 
     def jump(self) -> None:

@@ -94,16 +94,17 @@ class AdaptiveDecoder(Decoder):
 
     def extend(self, idx: Tensor, positions: Tensor, cache: Cache) -> Tensor:
         """The last states of one new token in each row."""
-        (plan,) = self.plans
+        plan = self.plans.at(0)
         assert isinstance(plan, Plan)
-        x = self.model.extend(idx, positions, [], cache, steps=0)
+        x, seen = self.plans.begin(self.model.embed_at(idx, positions), cache)
         arrivals, taken = Arrivals(self.stop, self.readout, idx), torch.zeros_like(idx)
         for t in range(self.steps):
             if not bool(arrivals.going.any()):
-                # Nothing moves, but later tokens need the keys of this step.
+                # Nothing moves, but later tokens need the keys of this step (unless all steps share
+                # them).
                 plan.keep(x, t, cache)
                 continue
-            look = plan.observe(x, t, cache)
+            look = plan.observe(x, t, seen)
             going = arrivals.update(x, look, t)
             x = torch.where(going.unsqueeze(-1), x + look.update, x)
             taken = torch.where(going, t + 1, taken)

@@ -95,8 +95,9 @@ def transients(
     steps = model.check_steps(steps)
     check(tolerance > 0, "tolerance", tolerance, "positive")
     moves: list[Tensor] = []
-    field = Field(model, *idx.shape, extra=extra, past=past)
-    states = field.roll(model.embed(idx), steps + 1)
+    start = model.begin(idx, extra)
+    field = Field(model, start, extra=extra, past=past)
+    states = field.roll(start, steps + 1)
     x, look = next(states)
     before = look.g
     try:
@@ -181,7 +182,8 @@ def stability(
     push = size * rest.norm(dim=-1, keepdim=True) * push / push.norm(dim=-1, keepdim=True)
     both = torch.cat([rest, rest + push])
     twice = None if past is None else torch.cat([past, past])
-    field = Field(model, *both.shape[:2], extra=extra, past=twice)
+    start = model.begin(idx, extra)
+    field = Field(model, torch.cat([start, start]), extra=extra, past=twice)
     unit = model.energy_block.norm(rest).norm(dim=-1)
     distances: list[Tensor] = []
     try:

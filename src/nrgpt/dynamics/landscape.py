@@ -110,7 +110,7 @@ class TokenLandscape:
         self.token, norm = token, model.energy_block.norm
         with torch.no_grad():
             states = list(model.states(idx, steps=steps, extra=extra, dropout=False))
-            self.field = Field(model, *idx.shape, extra=extra, past=states[-1])
+            self.field = Field(model, states[0], extra=extra, past=states[-1])
         self.states = torch.cat(states)
         self.surface = Flat()
         if not isinstance(norm, NoNorm):

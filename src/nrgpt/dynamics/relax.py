@@ -130,9 +130,9 @@ def relax(
     solver = Plain() if solver is None else solver
     solver.begin()
     steps = model.check_steps(steps)
-    x = model.embed(idx)
-    batch, tokens = idx.shape
-    field = Field(model, batch, tokens, extra=extra, past=past)
+    x = model.begin(idx, extra)
+    tokens = idx.shape[1]
+    field = Field(model, x, extra=extra, past=past)
     last, taken = x.clone(), torch.zeros_like(idx)
     positions = field.everywhere  # of the tokens in x; fillers have the position ``tokens``
     going = torch.ones_like(idx, dtype=torch.bool)

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..model.network import IGNORED_TARGET, Network
-from ..model.step import Extra
+from ..model.step import Extra, Plan
 
 LOGITS_AT_ONCE = 1 << 22
 """Logits made at a time. With a large vocabulary, those of all tokens would need more memory than
@@ -194,8 +194,8 @@ def stream_trajectory(
         raise ValueError(f"top = {top}: must be in 1 .. vocab_size = {model.cfg.vocab_size}")
     precisely = torch.autocast(model.tokens.device.type, enabled=False)
     with torch.no_grad(), precisely:
-        plans: list[Any] = list(model.plan(extra))
-        start = model.embed(idx)
+        plans = model.plan(extra)
+        start, memory = plans.begin(model.embed(idx))
 
     @torch.no_grad()
     def watch() -> Iterator[Step]:
@@ -203,9 +203,10 @@ def stream_trajectory(
         x, g_before = start, None
         for t in range(steps + 1):
             with precisely:  # left before each yield: it must not reach the caller
-                plan, found, force = plans[t % len(plans)], {}, None
+                plan, found, force = plans.at(t), {}, None
                 if energies:
-                    look = plan.observe(x, t)
+                    assert isinstance(plan, Plan)
+                    look = plan.observe(x, t, memory)
                     found, g = {"total": look.energy, **look.energies}, look.g
                     force = look.force.norm(dim=-1).cpu()
                 else:
@@ -219,7 +220,7 @@ def stream_trajectory(
                     **what_it_says(model, x, targets, top if readouts else 0),
                 )
                 if t < steps:
-                    x, g_before = x + look.update if energies else plan.move(x, t), g
+                    x, g_before = x + look.update if energies else plan.move(x, t, memory), g
             yield step
 
     return watch()

@@ -136,13 +136,16 @@ class NRGPTPreTrainedModel(PreTrainedModel):
                 )
             return self.extend(aligned, past, num_steps), aligned, NRGPTOutput(past_key_values=past)
         states: list[Tensor] = []
+        start = None
         for x in model.states(aligned.idx, steps=num_steps):
+            start = x if start is None else start
             states = [*states, x] if wants_states else [x]
         output = NRGPTOutput()
         if wants_states:
             output.hidden_states = tuple(map(aligned.back, states))
         if output_energies:
-            output.energies = {name: aligned.back(e) for name, e in model.energies(x).items()}
+            energies = model.energies(x, start=start)
+            output.energies = {name: aligned.back(e) for name, e in energies.items()}
         return x, aligned, output
 
     def check_lengths(self, aligned: Aligned, past: NRGPTCache | None) -> None:

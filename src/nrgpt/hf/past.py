@@ -6,7 +6,7 @@ from transformers.cache_utils import Cache as TransformersCache
 
 from ..decode.cache import Cache
 from ..decode.decoder import kept_of
-from ..model.block import Steps
+from ..model.network import Plans
 
 
 class NRGPTCache(TransformersCache):
@@ -24,7 +24,7 @@ class NRGPTCache(TransformersCache):
         self.texts: list[list[int]] = []
         self.columns = 0
         self.steps: int | None = None
-        self.plans: list[Steps] | None = None
+        self.plans: Plans | None = None
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.columns

@@ -6,14 +6,15 @@ earlier ones that are not in x, and ``masks``, which dropout multiplies each upd
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from torch import Tensor, nn
 
+from .certificate import Certificate, Finding, Guarantee
 from .config import ModelConfig
 from .energy import ENERGIES, EnergyTerm
-from .norm import make_norm
+from .norm import Norm, make_norm
 from .past import Memory
 from .rate import make_rate
 from .step import Extra, Plan
@@ -43,9 +44,10 @@ class Block(nn.Module, ABC):
         x: Tensor,
         t: int,
         plan: Steps,
+        memory: Memory | None = None,
         masks: Tensor | None = None,
     ) -> Tensor:
-        return plan.move(x, t, None, masks)
+        return plan.move(x, t, memory, masks)
 
 
 class TotalEnergy(nn.Module):
@@ -70,6 +72,24 @@ class TotalEnergy(nn.Module):
             yield name, term
 
 
+def with_curvature(found: Finding, term: EnergyTerm, norm: Norm) -> Finding:
+    """What the cone makes of a term that is not concave, and says how much it curves."""
+    if found.level is not Guarantee.SMALL_STEPS:
+        return found
+    bound = term.curvature(norm)
+    if bound is None or not bool(bound.isfinite()):
+        return found
+    return Finding(found.part, Guarantee.EVERY_STEP, f"curves by at most {bound.item():.3g}")
+
+
+def writes_of_its_own(name: str, term: EnergyTerm) -> list[Finding]:
+    """A term whose moves have nothing to do with its force."""
+    if term.readout().move is None:
+        return []
+    why = "tokens move by write weights of its own; only a safeguard keeps the energy from rising"
+    return [Finding(f"writes of {name}", Guarantee.NONE, why)]
+
+
 class EnergyBlock(Block):
     """x <- x - eta dE/dg with g = norm(x): the gradient of an energy. No autograd inside."""
 
@@ -81,7 +101,28 @@ class EnergyBlock(Block):
         kinds = {name: cfg.feedforward if name == "feedforward" else name for name in cfg.terms}
         self.energy = TotalEnergy({name: ENERGIES[kind](cfg) for name, kind in kinds.items()})
         self.rate = make_rate(cfg)
-        self.safeguard = cfg.safeguard == "cone"
+        self.settled = cfg.past == "settled"
+        self.safeguard, self.margin = cfg.safeguard == "cone", cfg.margin
+
+    def guarantees(self, extra: Extra | None = None) -> Certificate:
+        """Is descent proved, at the present weights? If not, which part is to blame?"""
+        named = list(self.energy.named_terms(extra))
+        found = [term.guarantee() for _, term in named]
+        if self.safeguard:
+            pairs = zip(found, named, strict=True)
+            found = [with_curvature(finding, term, self.norm) for finding, (_, term) in pairs]
+            return Certificate((*found, self.cone_guarantee(found)), self.settled)
+        own = [finding for name, term in named for finding in writes_of_its_own(name, term)]
+        return Certificate((*found, *own, self.rate.guarantee(self.norm)), self.settled)
+
+    def cone_guarantee(self, terms: Iterable[Finding]) -> Finding:
+        level, why = Guarantee.EVERY_STEP, "moves stay in the cone around the force, with any eta"
+        if any(term.level < Guarantee.EVERY_STEP for term in terms):
+            level = Guarantee.NONE
+            why = "the cone needs energies that are concave, or state how much they curve"
+        elif not all(bool(p.isfinite().all()) for p in self.parameters()):
+            level, why = Guarantee.NONE, "weights are not finite"
+        return Finding("safeguard cone", level, why)
 
     @property
     def terms(self) -> dict[str, EnergyTerm]:
@@ -92,5 +133,13 @@ class EnergyBlock(Block):
 
     def plan(self, extra: Extra | None = None, *, stacked: bool = False) -> Plan:
         terms, like = self.energy.named_terms(extra), next(self.parameters())
-        options = {"stacked": stacked, "safeguard": self.safeguard}
-        return Plan(self.norm, self.rate, terms, like=like, **options)
+        return Plan(
+            self.norm,
+            self.rate,
+            terms,
+            like=like,
+            stacked=stacked,
+            settled=self.settled,
+            safeguard=self.safeguard,
+            margin=self.margin,
+        )

@@ -1,15 +1,20 @@
 """Does the energy go down? What a model can say of itself, and which part is to blame if not.
 
-Three levels, each for one token whose past is frozen (while earlier tokens still move, nothing
-is promised, and none of this holds under dropout):
+Three levels, each for one token while its past stands still (none of this holds under dropout):
 
 EVERY_STEP   E never rises, however large the steps. Needs energies that are concave in the
              token's own g, and eta = c Gamma with c > 0 (without a norm: a positive
-             semi-definite symmetric part of eta), or the cone (nrgpt.model.safeguard) with
-             any eta. docs/equations.md has the proofs.
+             semi-definite symmetric part of eta), or the cone (nrgpt.model.safeguard), with
+             any eta, which needs energies that are concave or state how much they curve.
+             docs/equations.md has the proofs.
 SMALL_STEPS  E falls along the flow in continuous time (the paper's Propositions 1 and 2), so a
              small enough step lowers it; the step that is taken may be too large.
 NONE         nothing is promised.
+
+Whether the past does stand still is another question. With ``past="settled"`` it does: what is
+proved is the forward pass itself. With ``past="moving"``, as in the paper, all tokens move at once:
+a token's step does not raise its energy among the keys as they were before the step, and what these
+keys do next is not covered. A certificate says which of the two it is.
 """
 
 from dataclasses import dataclass
@@ -36,6 +41,9 @@ class Certificate:
     """True where descent is guaranteed at every step; otherwise ``blame`` says what prevents it."""
 
     findings: tuple[Finding, ...]
+    settled: bool = False
+    """Whether the past stands still in the forward pass, so that it is the forward pass of which
+    this speaks."""
     check: Any = None
     """What was measured on data, if asked for: a nrgpt.dynamics.descent.Descent."""
 
@@ -47,14 +55,21 @@ class Certificate:
     def blame(self) -> tuple[Finding, ...]:
         return tuple(f for f in self.findings if f.level < Guarantee.EVERY_STEP)
 
+    @property
+    def condition(self) -> str:
+        """Under which the energies fall."""
+        if self.settled:
+            return "in the forward pass (the past is settled)"
+        return "while the past stands still (in the forward pass it moves)"
+
     def __bool__(self) -> bool:
         return self.level is Guarantee.EVERY_STEP
 
     def __str__(self) -> str:
         title = {
-            Guarantee.EVERY_STEP: "descent guaranteed at every step, for a frozen past",
-            Guarantee.SMALL_STEPS: "descent guaranteed for small enough steps, for a frozen past",
-            Guarantee.NONE: "no descent guaranteed",
+            Guarantee.EVERY_STEP: f"proved: no step raises an energy {self.condition}",
+            Guarantee.SMALL_STEPS: f"proved for small enough steps only, {self.condition}",
+            Guarantee.NONE: "no descent is proved",
         }[self.level]
         width = max(len(finding.part) for finding in self.findings)
         lines = [f"  {f.part:<{width}}  {f.level.name:<11}  {f.why}" for f in self.findings]

@@ -72,6 +72,7 @@ class ModelConfig:
         "free",
         "free_per_step",
         "free_per_term",
+        "gains",
         "psd_skew",
         "psd_skew_per_step",
         "state",
@@ -85,8 +86,30 @@ class ModelConfig:
     """[nrgpt] Rows D' of U in eta = U^T U + V - V^T; None is width."""
 
     safeguard: Literal["none", "cone"] = "none"
-    """[nrgpt] cone: after each update, the least push along the force that keeps a concave energy
-    from rising while the past stands still; see nrgpt.model.safeguard."""
+    """[nrgpt] cone: after each update, the least push along the force that keeps the energy from
+    rising while the past stands still; see nrgpt.model.safeguard. alpha is kept above zero."""
+    margin: float = 0.0
+    """[nrgpt] safeguard="cone": the share by which 1 - cos of the angle between token and force
+    must shrink in each step. 0: it may not grow."""
+    write: Literal["tied", "free"] = "tied"
+    """[nrgpt] What moves a token. tied: the energy's gradient, as in the paper. free: weights of
+    their own, values and a projection in attention and a second matrix in feedforward="memory",
+    whose hidden units then have learned weights >= 0 in the energy."""
+
+    past: Literal["moving", "settled"] = "moving"
+    """[nrgpt] moving: at every step a token sees the others where they are then, as in the paper.
+    settled: keys and values are made once, before the first step, and stand still."""
+    prelude: int = 0
+    """[nrgpt] Ordinary causal layers before the first step."""
+    prelude_loops: int = 1
+    """[nrgpt] How often the prelude's layers are gone through."""
+    prelude_block: Literal["sequential", "parallel"] = "sequential"
+    """[nrgpt] The prelude's layers: of a GPT, or of RGPT-parallel."""
+    start: Literal["as_is", "sphere"] = "as_is"
+    """[nrgpt] sphere: states are scaled to |x| = sqrt(width) before the first step."""
+    drive: bool = False
+    """[nrgpt] past="settled": queries and hidden units also read the token's start at every step,
+    through weights of their own."""
 
     tied: bool = True
     """The head's weights are the token embedding's."""
@@ -96,9 +119,12 @@ class ModelConfig:
     init_std: float = 0.02
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "context", "width", "heads", "steps", "hidden_factor"):
+        counted = ("vocab_size", "context", "width", "heads", "steps", "hidden_factor")
+        for name in (*counted, "prelude_loops"):
             value = getattr(self, name)
             check(value >= 1, name, value, "at least 1")
+        check(self.prelude >= 0, "prelude", self.prelude, "at least 0")
+        check(0 <= self.margin < 1, "margin", self.margin, "in [0, 1)")
         splits_width = not (self.block == "nrgpt" and self.coupling == "full")
         divides = self.width % self.heads == 0 or not splits_width
         check(divides, "heads", self.heads, f"a divisor of width = {self.width}")
@@ -110,7 +136,30 @@ class ModelConfig:
             check(is_positive, name, value, "positive and finite")
         eps_is_fine = 0 <= self.norm_eps < math.inf
         check(eps_is_fine, "norm_eps", self.norm_eps, "at least 0 and finite")
+        if self.block == "nrgpt":
+            self.check_descent()
         self.check_no_idle_options()
+
+    @property
+    def kinds(self) -> set[str]:
+        """The energies that the terms are."""
+        return {self.feedforward if name == "feedforward" else name for name in self.terms}
+
+    def check_descent(self) -> None:
+        """What settled models and those with write weights of their own need."""
+        settled, free = self.past == "settled", self.write == "free"
+        divides = self.width % self.heads == 0 or not self.prelude
+        check(divides, "heads", self.heads, f"a divisor of width = {self.width} for the prelude")
+        why = "strict or inclusive with past = 'settled', where both have the exact gradient"
+        check(not settled or self.mask != "released", "mask", self.mask, why)
+        why = f"with write = 'free', 'memory' (terms are {', '.join(self.terms)})"
+        has_other = bool(self.kinds & {"ff1", "ff2w", "ff2"})
+        check(not free or not has_other, "feedforward", self.feedforward, why)
+        why = "'low_rank' with write = 'free', whose values belong to heads"
+        check(not free or self.coupling == "low_rank", "coupling", self.coupling, why)
+        rates = ("identity", "scalar", "gains")
+        why = f"one of {', '.join(rates)} with write = 'free', which has matrices of its own"
+        check(not free or self.rate in rates, "rate", self.rate, why)
 
     def check_terms(self) -> None:
         energies = [name for name in known_energies() if name != "attention"]
@@ -139,11 +188,13 @@ class ModelConfig:
             ("learn_delta", self.norm != "layernorm", "norm"),
         ]
         if self.block == "nrgpt":
-            kinds = {self.feedforward if name == "feedforward" else name for name in self.terms}
+            kinds = self.kinds
             has_matrix = self.rate.startswith(("free", "psd_skew"))
             is_own = not kinds <= set(BUILT_IN)  # an energy of one's own may read any field
             has_attention = "attention" in kinds or is_own
-            has_feedforward = bool(kinds - {"attention"})
+            has_feedforward = bool(kinds - {"attention"}) or self.prelude > 0
+            acts = {"ff1", "ff2w", "ff2"} | ({"memory"} if self.write == "free" else set())
+            has_activation = bool(kinds & acts) or is_own or self.prelude > 0
             attention = ("mask", "coupling", "beta", "learn_alpha", "alpha_init")
             feedforward = ("hidden_factor", "bias", "feedforward_scale")
             idle += [(name, not has_attention, "terms") for name in attention]
@@ -151,13 +202,17 @@ class ModelConfig:
             idle += [
                 ("feedforward", "feedforward" not in self.terms, "terms"),
                 ("separate_norms", True, "block"),
-                ("attention_bias", True, "block"),
-                ("activation", not (kinds & {"ff1", "ff2w", "ff2"} or is_own), "terms"),
+                ("attention_bias", self.prelude == 0, "prelude"),
+                ("activation", not has_activation, "terms"),
                 ("potential", not ("memory" in kinds or is_own), "terms"),
                 ("alpha_init", not self.learn_alpha, "learn_alpha"),
                 ("rate_scale", self.rate == "identity", "rate"),
                 ("rate_init", not has_matrix, "rate"),
                 ("rate_rank", not self.rate.startswith("psd_skew"), "rate"),
+                ("margin", self.safeguard == "none", "safeguard"),
+                ("drive", self.past == "moving", "past"),
+                ("prelude_loops", self.prelude == 0, "prelude"),
+                ("prelude_block", self.prelude == 0, "prelude"),
             ]
         for name, is_idle, beside in idle:
             value = getattr(self, name)

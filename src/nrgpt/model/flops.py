@@ -12,6 +12,11 @@ step, with D the width, h = hidden_factor D, H heads and N tokens in the sequenc
 | FF2                      | 2 D D        | 4 D h          | 2 D D        |
 | a transformer's block    | 2 D (3 D)    | 4 N D          | 2 D D        |
 | its feed-forward part    | 2 D h        |                | 2 D h        |
+| write weights of its own |              | 4 N D          | 2 D D, 2 D h |
+
+Terms that write with weights of their own need the way back of the force too if they are
+safeguarded. A prelude's layers cost what a transformer's block costs, once for each passage; a
+settled past makes keys (and values and drives) once, 2 D times as many rows.
 
 Reading and writing use the same weights twice: that is why an energy with as many parameters as a
 transformer's feed-forward part costs twice its FLOPs. (The paper's appendix on FLOPs says "1 - 2
@@ -31,6 +36,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from .block import Block, EnergyBlock
 from .config import ModelConfig
 from .network import Network
+from .planned import total_curvature
 from .transformer import TransformerBlock
 
 BACKWARD = 2  # each product of the forward pass needs two of its size on the way back
@@ -52,8 +58,11 @@ def flops_per_token(
     T = cfg.steps if steps is None else steps
     per_step = sum(parts_per_step(cfg, N, causal=causal).values())
     once = folding(cfg) / (batch * N)
-    forward = T * per_step + once + 2 * cfg.width * cfg.vocab_size
-    return forward * (1 + BACKWARD if training else 1)
+    before = sum(parts_before(cfg, N, causal=causal).values())
+    forward = before + T * per_step + once + 2 * cfg.width * cfg.vocab_size
+    if not training:
+        return forward
+    return forward * (1 + BACKWARD) - BACKWARD * bounding(cfg) / (batch * N)
 
 
 @functools.lru_cache
@@ -70,19 +79,37 @@ def parts_per_step(cfg: ModelConfig, tokens: int, *, causal: bool = False) -> di
     else:
         assert isinstance(block, EnergyBlock)
         plan = block.plan()
-        part = plan.force_on_g if plan.safeguard else plan.part
+        part = plan.part if plan.cone is None else plan.push
+        memory = plan.settle(x) if plan.settled else None
         parts = {
-            planned.name: functools.partial(part, slot, x, 0, None)
+            planned.name: functools.partial(part, slot, x, 0, memory)
             for slot, planned in enumerate(plan.terms)
         }
-        parts["rate"] = lambda: plan.rate.apply_step(x, 0, x, plan.norm)
-        if plan.safeguard:
-            parts["push"] = lambda: plan.push([x for _ in plan.terms])
+        pushes = {planned.name: x for planned in plan.terms}
+        own = {p.name: x for p in plan.terms if p.readout.move is not None}
+        parts["rate"] = lambda: plan.rate.combined(pushes, 0, x, plan.norm)
+        if plan.cone is not None:
+            parts["push"] = lambda: plan.completed(own, pushes)
     # A per-step rate that is made of other matrices makes them once, whatever the tokens.
     made = folding(cfg) / cfg.steps if cfg.rate == "psd_skew_per_step" else 0.0
     counts = {name: count(part, causal=causal) for name, part in parts.items()}
     if counts.get("rate"):
         counts["rate"] -= made
+    return {name: flops / tokens for name, flops in counts.items() if flops}
+
+
+@functools.lru_cache
+def parts_before(cfg: ModelConfig, tokens: int, *, causal: bool = False) -> dict[str, float]:
+    """FLOPs of one token before the first step, by part."""
+    with torch.device("meta"):
+        model = Network(cfg)
+    x = torch.empty(1, tokens, cfg.width, device="meta")
+    plans = model.plan()
+    parts: dict[str, Callable[[], Any]] = {
+        "prelude": lambda: [layer.move(x, 0) for layer in plans.prelude],
+        "keys": lambda: plans.settled and plans.settled.settle(x),
+    }
+    counts = {name: count(part, causal=causal) for name, part in parts.items()}
     return {name: flops / tokens for name, flops in counts.items() if flops}
 
 
@@ -95,6 +122,15 @@ def folding(cfg: ModelConfig) -> float:
         rows = cfg.rate_rank or cfg.width
         once += cfg.steps * 2 * cfg.width * cfg.width * rows
     return once
+
+
+@functools.lru_cache
+def bounding(cfg: ModelConfig) -> float:
+    """The part of it that has no backward pass: how much energies curve."""
+    block = block_of_shapes(cfg)
+    if not isinstance(block, EnergyBlock) or not block.safeguard:
+        return 0.0
+    return count(lambda: total_curvature(block.energy.named_terms(), block.norm))
 
 
 def count(function: Callable[[], Any], *, causal: bool = False) -> float:

@@ -72,6 +72,11 @@ def constant(value: float) -> Start:
     return fill
 
 
+def softplus_root(value: float) -> Start:
+    """Where a parameter starts of which the softplus is used, so that it stays above zero."""
+    return constant(value + math.log(-math.expm1(-value)))
+
+
 zeros, ones = constant(0.0), constant(1.0)
 
 
@@ -82,6 +87,11 @@ def rate_size(cfg: ModelConfig) -> float:
 def log_rate(p: Tensor, cfg: ModelConfig) -> None:
     """log c."""
     nn.init.constant_(p, math.log(rate_size(cfg)))
+
+
+def rate_vector(p: Tensor, cfg: ModelConfig) -> None:
+    """The diagonals of eta."""
+    nn.init.constant_(p, rate_size(cfg))
 
 
 def rate_matrix(p: Tensor, cfg: ModelConfig) -> None:
@@ -105,5 +115,4 @@ def rate_root(p: Tensor, cfg: ModelConfig) -> None:
 
 def rate_logit(p: Tensor, cfg: ModelConfig) -> None:
     """b of M(x) = diag softplus(W g + b): the inverse softplus of where M starts."""
-    size = rate_size(cfg)
-    nn.init.constant_(p, size + math.log(-math.expm1(-size)))
+    softplus_root(rate_size(cfg))(p, cfg)

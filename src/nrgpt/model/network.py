@@ -1,9 +1,9 @@
 """The network: embed, T steps, head. One loop for NRGPT and every baseline."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,8 @@ from .config import ModelConfig
 from .init import head, initialise, normal, parameter, zeros
 from .norm import make_norm
 from .past import Memory
-from .step import Extra
+from .prelude import Prelude
+from .step import Extra, Plan
 from .transformer import ParallelBlock, SequentialBlock
 
 
@@ -46,8 +47,35 @@ def make_blocks(cfg: ModelConfig) -> nn.ModuleList:
             return nn.ModuleList([ParallelBlock(cfg)])
 
 
+class Plans(NamedTuple):
+    """What a forward pass computes once: for the layers of the prelude, and for the blocks."""
+
+    prelude: list[Steps]
+    blocks: list[Steps]
+    settled: Plan | None
+    """That of a block whose past is settled."""
+    on_sphere: bool
+
+    def at(self, t: int) -> Steps:
+        """What takes step t."""
+        return self.blocks[t % len(self.blocks)]
+
+    def begin(
+        self, x: Tensor, memory: Memory | None = None, masks: Tensor | None = None
+    ) -> tuple[Tensor, Memory | None]:
+        """From embeddings to the state that the steps start in, and the memory that they see."""
+        for i, layer in enumerate(self.prelude):
+            own = None if masks is None else masks.chunk(len(self.prelude))[i]
+            x = layer.move(x, i - len(self.prelude), memory, own)
+        if self.on_sphere:
+            x = x * x.square().mean(-1, keepdim=True).clamp(min=1e-12).rsqrt()
+        return x, memory if self.settled is None else self.settled.settle(x, memory)
+
+
 class Network(nn.Module):
     """Token and position embeddings, ``steps`` applications of a block, final norm, head.
+
+    A prelude of ordinary layers may come before the steps.
 
     nrgpt.LanguageModel is this and what one does with it: generate, watch, certify.
     """
@@ -62,6 +90,7 @@ class Network(nn.Module):
         self.cfg = cfg
         self.tokens = parameter(cfg.vocab_size, cfg.width, start=normal)
         self.positions = parameter(cfg.context, cfg.width, start=normal)
+        self.prelude = Prelude(cfg)
         self.blocks = make_blocks(cfg)
         self.final_norm = make_norm(cfg)
         self.head = None if cfg.tied else parameter(cfg.vocab_size, cfg.width, start=head)
@@ -78,6 +107,7 @@ class Network(nn.Module):
         extra: Extra | None = None,
         masks: Tensor | None = None,
         dropout: bool | None = None,
+        exits: Tensor | None = None,
         want_logits: bool = True,
         last: int | None = None,
     ) -> tuple[Tensor | None, Tensor | None]:
@@ -86,11 +116,13 @@ class Network(nn.Module):
         ``steps`` may differ from the trained number (for gpt it may only be smaller).
         ``extra`` terms are added to the energy for this call. ``masks`` are dropout's, from
         ``draw_masks``; a model in training mode, or asked for ``dropout``, draws them itself.
+        ``exits`` (batch, tokens): a token is read after that many steps, if there are more.
         Training has no use for the logits (``want_logits``): without them a large vocabulary takes
         far less memory. ``last``: only that many tokens at the end have logits and count in the
         loss.
         """
-        x = self.last_state(idx, steps=steps, extra=extra, masks=masks, dropout=dropout)
+        options = {"steps": steps, "extra": extra, "masks": masks, "dropout": dropout}
+        x = self.last_state(idx, exits=exits, **options)
         if targets is not None and targets.shape != idx.shape:
             raise ValueError(
                 f"targets have shape {tuple(targets.shape)}; they must have that of idx, "
@@ -123,36 +155,52 @@ class Network(nn.Module):
         dropout = self.training if dropout is None else dropout
         if masks is None and dropout and self.cfg.dropout > 0:
             masks = self.draw_masks(*idx.shape, steps=steps)
+        first = 1 + self.prelude.updates
         if masks is not None:
             x = x * masks[0]
+        x, memory = plans.begin(x, None, None if masks is None else masks[1:first])
         yield x
         for t in range(steps):
-            i = t % len(self.blocks)
-            arguments = (x, t, plans[i], None if masks is None else self.masks_at(masks, t))
+            i, own = t % len(self.blocks), None
+            if masks is not None:
+                own = masks[first + t * self.updates : first + (t + 1) * self.updates]
+            arguments = (x, t, plans.at(t), memory, own)
             if self.checkpoint_steps and torch.is_grad_enabled():
                 x = checkpoint(self.blocks[i], *arguments, use_reentrant=False)
             else:
                 x = self.blocks[i](*arguments)
             yield x
 
-    def last_state(self, idx: Tensor, **options: Any) -> Tensor:
-        """x after the last step; the options are those of ``states``."""
-        for x in self.states(idx, **options):  # noqa: B007
-            pass
-        return x
+    def last_state(self, idx: Tensor, *, exits: Tensor | None = None, **options: Any) -> Tensor:
+        """x after the last step, or after as many as ``exits`` says, (batch, tokens). The other
+        options are those of ``states``."""
+        states = self.states(idx, **options)
+        read = next(states)
+        for t, x in enumerate(states, 1):
+            read = x if exits is None else torch.where(exits[..., None] >= t, x, read)
+        return read
+
+    def draw_exits(
+        self, idx: Tensor, share: float, first: int, *, steps: int | None = None
+    ) -> Tensor:
+        """When the tokens idx are read: a ``share`` of them at random after ``first`` to steps - 1
+        steps, and the others after all."""
+        steps = self.cfg.steps if steps is None else steps
+        shape, device = idx.shape, self.tokens.device
+        if first >= steps:
+            return torch.full(shape, steps, device=device)
+        early = torch.rand(shape, device=device) < share
+        return torch.where(early, torch.randint(first, steps, shape, device=device), steps)
 
     def draw_masks(self, batch: int, tokens: int, *, steps: int | None = None) -> Tensor:
         """What dropout multiplies the embeddings and then every update with: zeros, and
         1 / (1 - p) to make up for them. Drawn beforehand, so that a run is a function of its seed
         alone, whatever it is computed with."""
-        number = 1 + (self.cfg.steps if steps is None else steps) * self.updates
+        steps = self.cfg.steps if steps is None else steps
+        number = 1 + self.prelude.updates + steps * self.updates
         p = self.cfg.dropout
         kept = torch.rand(number, batch, tokens, self.cfg.width, device=self.tokens.device) >= p
         return kept.to(self.tokens.dtype) / (1 - p)
-
-    def masks_at(self, masks: Tensor, t: int) -> Tensor:
-        first = 1 + t * self.updates
-        return masks[first : first + self.updates]
 
     @property
     def updates(self) -> int:
@@ -161,30 +209,49 @@ class Network(nn.Module):
         assert isinstance(block, Block)
         return block.updates
 
-    def plan(self, extra: Extra | None = None, *, stacked: bool = False) -> list[Steps]:
-        """What each block computes once for all of its steps; ``stacked`` for decoding."""
-        return [block.plan(extra, stacked=stacked) for block in self.blocks]  # type: ignore[operator]
+    def plan(self, extra: Extra | None = None, *, stacked: bool = False) -> Plans:
+        """What the prelude and the blocks compute once; ``stacked`` for decoding."""
+        blocks = [block.plan(extra, stacked=stacked) for block in self.blocks]  # type: ignore[operator]
+        settled = blocks[0] if self.is_settled else None
+        return Plans(self.prelude.plan(), blocks, settled, self.is_on_sphere)
+
+    @property
+    def is_settled(self) -> bool:
+        return self.cfg.past == "settled" and self.cfg.block == "nrgpt"
+
+    @property
+    def is_on_sphere(self) -> bool:
+        return self.cfg.start == "sphere" and self.cfg.block == "nrgpt"
+
+    def begin(self, idx: Tensor, extra: Extra | None = None) -> Tensor:
+        """The state that the steps start in, without dropout."""
+        return self.plan(extra).begin(self.embed(idx))[0]
 
     def extend(
         self,
         idx: Tensor,
         positions: Tensor,
-        plans: Sequence[Steps],
+        plans: Plans,
         memory: Memory,
         *,
         steps: int | None = None,
     ) -> Tensor:
         """The last states of tokens that see earlier ones through the keys in ``memory``. Nothing
         is checked here: this is called for every token of a text."""
-        x = F.embedding(idx, self.tokens) + F.embedding(positions, self.positions)
+        x, seen = plans.begin(self.embed_at(idx, positions), memory)
+        blocks = plans.blocks
         for t in range(self.cfg.steps if steps is None else steps):
-            x = plans[t % len(plans)].move(x, t, memory)
+            x = blocks[t % len(blocks)].move(x, t, seen)
         return x
 
     def embed(self, idx: Tensor) -> Tensor:
         """Token and position embeddings."""
         self.check_tokens(idx)
         return F.embedding(idx, self.tokens) + self.positions[: idx.shape[1]]
+
+    def embed_at(self, idx: Tensor, positions: Tensor) -> Tensor:
+        """The same at any positions, unchecked."""
+        return F.embedding(idx, self.tokens) + F.embedding(positions, self.positions)
 
     def check_tokens(self, idx: Tensor) -> None:
         """A clear error for what cannot be embedded."""
@@ -242,25 +309,23 @@ class Network(nn.Module):
             raise ValueError(f"block = {self.cfg.block!r} has no energy; block = 'nrgpt' has")
         return block
 
-    def energies(self, x: Tensor, extra: Extra | None = None) -> dict[str, Tensor]:
-        """Each named term's energy of each token in state x, shape (batch, tokens)."""
-        return self.energy_block.plan(extra).energies(x)
+    def energies(
+        self, x: Tensor, extra: Extra | None = None, *, start: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """Each named term's energy of each token in state x, shape (batch, tokens). With a settled
+        past they depend on the ``start`` of the steps too, the first of the model's ``states``."""
+        plan = self.energy_block.plan(extra)
+        if plan.settled and start is None:
+            raise ValueError("start: with past = 'settled', pass the first of the model's states()")
+        seen = plan.settle(start) if plan.settled and start is not None else None
+        return plan.energies(x, memory=seen)
 
     def guarantees(self, extra: Extra | None = None) -> Certificate:
         """Is descent guaranteed, at the present weights? If not, which part is to blame?"""
         if self.cfg.block != "nrgpt" and not extra:
             why = "a transformer block is not the gradient of an energy"
             return Certificate((Finding(f"block {self.cfg.block}", Guarantee.NONE, why),))
-        block = self.energy_block
-        terms = [term.guarantee() for _, term in block.named_terms(extra)]
-        if not block.safeguard:
-            return Certificate((*terms, block.rate.guarantee(block.norm)))
-        level, why = Guarantee.EVERY_STEP, "moves stay in the cone around the force, with any eta"
-        if any(term.level < Guarantee.EVERY_STEP for term in terms):
-            level, why = Guarantee.NONE, "the cone needs energies that are all concave"
-        elif not all(bool(p.isfinite().all()) for p in block.parameters()):
-            level, why = Guarantee.NONE, "weights are not finite"
-        return Certificate((*terms, Finding("safeguard cone", level, why)))
+        return self.energy_block.guarantees(extra)
 
     def parameter_counts(self) -> ParameterCounts:
         groups: Counter[str] = Counter()

@@ -45,6 +45,15 @@ class Norm(nn.Module, ABC):
     def project(self, x: Tensor, v: Tensor) -> Tensor:
         """P v: what of a move along v changes the normalised token u, up to 1/r."""
 
+    def through(self, M: Tensor) -> Tensor:
+        """What M (..., rows, D), which reads g, reads of the normalised token: M Gamma."""
+        return M if self.gamma is None else M * self.gamma
+
+    @property
+    def offset(self) -> Tensor | None:
+        """delta."""
+        return None
+
     def jacobian(self, x: Tensor) -> Tensor:
         """dg/dx at each token, shape (..., D, D)."""
         D = x.shape[-1]
@@ -72,6 +81,13 @@ class LayerNorm(Norm):
 
     def centred(self, x: Tensor) -> Tensor:
         return x - x.mean(-1, keepdim=True)
+
+    def through(self, M: Tensor) -> Tensor:
+        return self.centred(M * self.gamma)  # no normalised token has a mean
+
+    @property
+    def offset(self) -> Tensor:
+        return self.delta
 
     def scale(self, x: Tensor) -> Tensor:
         return (x.var(-1, correction=0, keepdim=True) + self.eps).sqrt()

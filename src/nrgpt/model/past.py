@@ -1,11 +1,13 @@
 """What a token sees of the tokens before it.
 
 A term is handed a ``Past`` and asks it for attention or for the logsumexp of scores. It cannot tell
-whether the past is the rest of a whole text, computed at the same time, or keys that were kept.
+whether the past is the rest of a whole text, computed at the same time, or keys that were kept; nor
+whether these move from step to step or have settled.
 """
 
+import copy
 from abc import ABC, abstractmethod
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -27,6 +29,12 @@ class Past(ABC):
     def __init__(self, t: int | None, shown: Shown | None):
         self.t = t
         self.shown = shown
+
+    def at(self, t: int | None) -> "Past":
+        """The same keys, seen at step t."""
+        same = copy.copy(self)
+        same.t = t
+        return same
 
     @property
     def own(self) -> Tensor:
@@ -83,4 +91,25 @@ class Memory(Protocol):
 
     def past(self, t: int | None, slot: int, shown: Shown | None) -> Past:
         """What the tokens that are being computed see at step t. They show ``shown``; a block with
-        several kinds of keys gives each a slot of its own."""
+        several kinds of keys gives each a slot of its own. The layers of a prelude are the steps
+        before 0; keys that all steps share have no step, None."""
+
+
+class Still(Memory, Protocol):
+    """What a settled past leaves to the steps."""
+
+    def drive(self, slot: int) -> Tensor | None:
+        """What drives the tokens, (batch, tokens, m): it is added to z."""
+
+
+class Settled(NamedTuple):
+    """Keys and drives that were made once and stand still, by slot."""
+
+    pasts: list[Past]
+    drives: list[Tensor | None]
+
+    def past(self, t: int | None, slot: int, shown: Shown | None) -> Past:
+        return self.pasts[slot].at(t)
+
+    def drive(self, slot: int) -> Tensor | None:
+        return self.drives[slot]

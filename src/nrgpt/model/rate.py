@@ -9,12 +9,16 @@
 | free                | any matrix      | no, unless its present values happen to be right     |
 | free_per_step       | any matrices    | the same                                             |
 | free_per_term       | one per energy  | the same, and only where they are equal              |
+| gains               | diag c_i^(t)    | no (one vector for each energy i and step t)         |
 | psd_skew            | U^T U + V - V^T | without a norm; with one, as free                    |
 | psd_skew_per_step   | one for each t  | the same                                             |
 | state               | M(x) P_A Gamma  | for small steps, with every norm                     |
 
 "With every norm" means: at every step where the energies are concave, for small steps otherwise.
 Past the last trained step a per-step rate keeps its last value.
+
+With the cone (nrgpt.model.safeguard) every rate descends. Where terms have write weights of their
+own, eta multiplies what these write.
 
 What all steps share is folded into the way back once per forward pass (``fold``); what changes from
 step to step or with the state is applied to the force (``apply_step``).
@@ -28,7 +32,7 @@ from torch import Tensor, nn
 
 from .certificate import Finding, Guarantee
 from .config import ModelConfig
-from .init import Muon, log_rate, parameter, rate_logit, rate_matrix, rate_root, zeros
+from .init import Muon, log_rate, parameter, rate_logit, rate_matrix, rate_root, rate_vector, zeros
 from .norm import NoNorm, Norm
 
 
@@ -40,7 +44,7 @@ class Rate(nn.Module, ABC):
         super().__init__()
         self.width = cfg.width
         self.per_step = cfg.rate.endswith("_per_step")
-        self.is_folded = cfg.rate != "state" and not self.per_step
+        self.is_folded = cfg.rate not in ("state", "gains") and not self.per_step
         """``apply_step`` has nothing left to do."""
 
     def fold(self, M: Tensor, norm: Norm, term: str) -> Tensor:
@@ -51,6 +55,11 @@ class Rate(nn.Module, ABC):
     def apply_step(self, force: Tensor, t: int, x: Tensor, norm: Norm) -> Tensor:
         """The rest of eta at step t, times ``force`` of shape (batch, tokens, D)."""
         return force
+
+    def combined(self, parts: dict[str, Tensor], t: int, x: Tensor, norm: Norm) -> Tensor:
+        """The update, from the parts of the terms by name, with what all steps share in them."""
+        first, *others = parts.values()
+        return self.apply_step(sum(others, first.to(x.dtype)), t, x, norm)
 
     @abstractmethod
     def guarantee(self, norm: Norm) -> Finding:
@@ -220,6 +229,32 @@ class FreePerTerm(ConstantRate):
         return Finding("rate FreePerTerm", Guarantee.NONE, why)
 
 
+class Gains(Rate):
+    """eta_i^(t) = diag c_i^(t): a vector for each energy and step. An extra term has their mean."""
+
+    differs_by_term = True
+
+    def __init__(self, cfg: ModelConfig):
+        super().__init__(cfg)
+        self.steps = cfg.steps
+        for term in cfg.terms:
+            gains = parameter(cfg.steps, cfg.width, start=rate_vector)
+            self.register_parameter(f"c_{term}", gains)
+
+    def combined(self, parts: dict[str, Tensor], t: int, x: Tensor, norm: Norm) -> Tensor:
+        step = min(t, self.steps - 1)
+        gained = []
+        for name, part in parts.items():
+            c = getattr(self, f"c_{name}", None)
+            c = torch.stack(list(self.parameters())).mean(0) if c is None else c
+            gained.append(c[step] * part.to(x.dtype))
+        return sum(gained[1:], gained[0])
+
+    def guarantee(self, norm: Norm) -> Finding:
+        why = "each energy and coordinate has an eta of its own"
+        return Finding("rate Gains", Guarantee.NONE, why)
+
+
 class PsdSkew(MatrixRate):
     """eta = U^T U + V - V^T: every matrix whose symmetric part is positive semi-definite."""
 
@@ -273,6 +308,7 @@ RATES: dict[str, type[Rate]] = {
     "free": Free,
     "free_per_step": Free,
     "free_per_term": FreePerTerm,
+    "gains": Gains,
     "psd_skew": PsdSkew,
     "psd_skew_per_step": PsdSkew,
     "state": State,

@@ -14,9 +14,23 @@ e . n(x) grows with A / B, so the least push along e that brings y back into the
 
     x' = y + max(0, B(y) A(x) / B(x) - A(y)) e.
 
-Without a norm, the cone is the half-space f . (x' - x) >= 0. Where there is no force, y may stand.
-docs/equations.md has the proof.
+*Energies that curve.* If no eigenvalue of the Hessian of E in n exceeds L, the right-hand side
+gains L/2 |n' - n|^2. Give every state one coordinate more, c = sqrt(D eps): then N, the longer
+state scaled to length sqrt(D), has n as its first D coordinates, |N' - N|^2 = 2 (D - N . N') is at
+least |n' - n|^2, and the same cone serves around u + L N. Its axis leans towards c a little, so a
+push along the first D coordinates of the axis may be too long as well as too short, and where no
+push will do, the token stays.
+
+*A margin.* 1 - cos of the angle may be asked to shrink by a share.
+
+*Without a norm* the cone is the half-space u . (x' - x) >= 0. With L > 0 it is a ball around
+x + u / L through x, and y is drawn to its nearest point there.
+
+Where there is no force, y may stand. docs/equations.md has the proofs.
 """
+
+import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,32 +38,118 @@ from torch import Tensor
 from .norm import Norm
 
 
-def cone(norm: Norm, x: Tensor, y: Tensor, force: Tensor) -> Tensor:
-    """y, pushed along the force on g as far as it takes that no concave energy rises from x to y.
+class Cone(NamedTuple):
+    """How moves are kept from raising the energy."""
 
-    All in float32 at least: the push is a difference of large numbers."""
-    dtype = torch.promote_types(x.dtype, torch.float32)
-    before, after, u = (v.to(dtype) for v in (x, y, force))
-    if norm.gamma is not None:
-        u = norm.centred(norm.gamma.to(dtype) * u)
-        before, after = norm.centred(before), norm.centred(after)
-    tiny = torch.finfo(dtype).tiny
-    size = u.norm(dim=-1, keepdim=True)
-    e = u / size.clamp(min=tiny)
-    along_before, along_after = ((v * e).sum(-1, keepdim=True) for v in (before, after))
-    if norm.gamma is None:
-        push = along_before - along_after
-    else:
-        floor = norm.eps * x.shape[-1] + tiny
-        across_before, across_after = (
-            ((v - along * e).square().sum(-1, keepdim=True) + floor).sqrt()
-            for v, along in ((before, along_before), (after, along_after))
-        )
-        push = across_after * (along_before / across_before) - along_after
-    moved = y.to(dtype) + push.clamp(min=0) * e
-    if norm.gamma is not None:
+    norm: Norm
+    curvature: Tensor | None = None
+    """L, of all terms together; None: they are concave."""
+    margin: float = 0.0
+
+    def __call__(self, x: Tensor, y: Tensor, force: Tensor) -> Tensor:
+        """y, pushed as far as it takes that the energy with this force on g does not rise from x.
+
+        All in float32 at least, under autocast too, which leaves sums and elementwise products
+        alone: the push is a difference of large numbers."""
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        before, after, u = (v.to(dtype) for v in (x, y, force))
+        if self.norm.gamma is None:
+            return self.flat(before, after, u).to(x.dtype)
+        return (self.round if self.curvature is None else self.curved)(before, after, u).to(x.dtype)
+
+    def flat(self, x: Tensor, y: Tensor, u: Tensor) -> Tensor:
+        size, e = direction(u)
+        rounding, tiny = 8 * torch.finfo(x.dtype).eps, torch.finfo(x.dtype).tiny
+        if self.curvature is None:
+            push = dot(e, x - y) + rounding * (length(x) + length(y))
+            return torch.where(size > 0, y + push.clamp(min=0) * e, y)
+        centre = u / self.curvature.clamp(min=tiny)
+        away = y - x - centre
+        radius, distance = length(centre), length(away)
+        inside = x + centre + away * ((1 - rounding) * radius / distance.clamp(min=tiny))
+        return torch.where(distance > radius, inside, y)
+
+    def round(self, x: Tensor, y: Tensor, force: Tensor) -> Tensor:
+        numbers = torch.finfo(x.dtype)
+        before, after, u = self.seen(x, y, force)
+        size, e = direction(u)
+        along_before, across_before = self.parts(before, e)
+        along_after, across_after = self.parts(after, e)
+        slope = along_before / across_before  # the cotangent of the angle
+        if self.margin:
+            cosine = self.with_margin(slope * (1 + slope.square()).rsqrt())
+            cosine = cosine.clamp(max=1 - 8 * numbers.eps)
+            slope = cosine * (1 - cosine.square()).rsqrt()
+        # A little more than needed, so that rounding does not decide.
+        slope = slope + 8 * numbers.eps * (1 + slope.abs())
+        moved = y + (across_after * slope - along_after).clamp(min=0) * e
         # A state that points along the force already, but for rounding, has no cone left: it stays.
-        rounding = 64 * torch.finfo(dtype).eps * before.norm(dim=-1, keepdim=True)
-        is_stuck = (across_before <= rounding) & (along_before > 0)
-        moved = torch.where(is_stuck, x.to(dtype), moved)
-    return torch.where(size > 0, moved, y.to(dtype)).to(x.dtype)
+        is_stuck = (across_before <= 64 * numbers.eps * length(before)) & (along_before > 0)
+        return torch.where(size > 0, torch.where(is_stuck, x, moved), y)
+
+    def curved(self, x: Tensor, y: Tensor, force: Tensor) -> Tensor:
+        """With y = A e + what is across it, of length B, W A + m >= k sqrt(A^2 + B^2) is wanted.
+        For A = B tan(phi) that is sin(phi + psi) >= k B / R, with tan(psi) = m / W B."""
+        assert self.curvature is not None
+        numbers, D = torch.finfo(x.dtype), x.shape[-1]
+        before, after, u = self.seen(x, y, force)
+        longer = (length_squared(before) + self.floor(x)).sqrt()  # |(x, c)|
+        pull = self.curvature * D**0.5 / longer
+        W, e = direction(u + pull * before)
+        along_before, _ = self.parts(before, e)
+        A, B = self.parts(after, e)
+        m = pull * self.floor(x)
+        axis = (W.square() + (pull * m).clamp(min=0)).sqrt().clamp(min=numbers.tiny)
+        cosine = self.with_margin((W * along_before + m) / (longer * axis))
+        k = (cosine + 8 * numbers.eps) * axis
+        R = ((W * B).square() + m.square()).sqrt().clamp(min=numbers.tiny)
+        sine = k * B / R
+        is_out_of_reach = sine >= 1
+        sine = sine.clamp(-1, 1 - numbers.eps)
+        other = (1 - sine.square()).sqrt()
+        least = tangent(sine * W * B - other * m, other * W * B + sine * m, -math.inf)
+        most = tangent(sine * W * B + other * m, sine * m - other * W * B, math.inf)
+        push = torch.minimum(torch.maximum(A, B * least), B * most) - A
+        return torch.where(is_out_of_reach, x, y + push * e)
+
+    def seen(self, x: Tensor, y: Tensor, force: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What the norm sees of the states, and the force on the normalised token."""
+        assert self.norm.gamma is not None
+        u = self.norm.centred(self.norm.gamma.to(x.dtype) * force)
+        return self.norm.centred(x), self.norm.centred(y), u
+
+    def floor(self, x: Tensor) -> float:
+        """c^2"""
+        return self.norm.eps * x.shape[-1] + torch.finfo(x.dtype).tiny
+
+    def parts(self, v: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
+        """A and B"""
+        along = dot(v, e)
+        return along, (length_squared(v - along * e) + self.floor(v)).sqrt()
+
+    def with_margin(self, cosine: Tensor) -> Tensor:
+        return 1 - (1 - self.margin) * (1 - cosine)
+
+
+def tangent(opposite: Tensor, adjacent: Tensor, beyond: float) -> Tensor:
+    """Of an angle within (-pi/2, pi/2), or ``beyond`` there."""
+    is_within = adjacent > 0
+    return torch.where(is_within, opposite / torch.where(is_within, adjacent, 1.0), beyond)
+
+
+def dot(a: Tensor, b: Tensor) -> Tensor:
+    return (a * b).sum(-1, keepdim=True)
+
+
+def length_squared(v: Tensor) -> Tensor:
+    return v.square().sum(-1, keepdim=True)
+
+
+def length(v: Tensor) -> Tensor:
+    return v.norm(dim=-1, keepdim=True)
+
+
+def direction(u: Tensor) -> tuple[Tensor, Tensor]:
+    """|u|, and u of length 1 (0 where there is none)."""
+    size = length(u)
+    return size, u / size.clamp(min=torch.finfo(u.dtype).tiny)

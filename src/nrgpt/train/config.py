@@ -81,6 +81,11 @@ class TrainConfig:
     """(least, most): each update draws its number of inference steps from this range, so that the
     model may later be stopped early. None: always model.steps."""
 
+    early_exits: float = 0.0
+    """The share of tokens that each update reads at an earlier step, drawn for each token from
+    first_exit on: so that early steps say something, and later ones have less to do."""
+    first_exit: int = 1
+
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["fp32", "bf16", "auto"] = "fp32"
     """bf16: autocast, weights and sums stay in fp32. auto: bf16 on a GPU, but fp32 on a CPU, where
@@ -126,6 +131,12 @@ class TrainConfig:
             check(is_range, "random_steps", steps, "(least, most) with 1 <= least <= most")
             fits = self.model.block != "gpt" or steps[1] <= self.model.steps
             check(fits, "random_steps", steps, "at most the blocks of this gpt")
+        check(0 <= self.early_exits < 1, "early_exits", self.early_exits, "in [0, 1)")
+        least = self.model.steps if self.random_steps is None else self.random_steps[1]
+        fits = 1 <= self.first_exit < max(2, least)
+        check(fits, "first_exit", self.first_exit, f"at least 1 and less than {least} steps")
+        idle = self.early_exits == 0 and self.first_exit != 1
+        check(not idle, "first_exit", self.first_exit, "1 without early_exits")
         matrices = ("free", "free_per_term", "psd_skew", "state")
         has_eta = self.model.block == "nrgpt" and self.model.rate in matrices
         check(

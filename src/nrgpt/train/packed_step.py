@@ -41,7 +41,8 @@ Precision = Callable[[], AbstractContextManager[Any]]
 
 
 class PackedStep:
-    """``step(x, y, masks, rates)`` updates all runs; x, y: (P, batch, tokens), rates: (P,).
+    """``step(x, y, masks, exits, rates)`` updates all runs; x, y, exits: (P, batch, tokens), rates:
+    (P,).
 
     ``compile`` fuses the operations between matrix products. ``graph`` records all that an update
     does on a GPU and replays it, which saves most of the time of small models.
@@ -88,14 +89,21 @@ class PackedStep:
             self.updated, self.estimated = Graphed(self.update), Graphed(self.estimate)
 
     def __call__(
-        self, x: Tensor, y: Tensor, masks: Tensor | None, rates: Tensor, *, steps: int | None = None
+        self,
+        x: Tensor,
+        y: Tensor,
+        masks: Tensor | None,
+        exits: Tensor | None,
+        rates: Tensor,
+        *,
+        steps: int | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Losses (P,), and which runs were updated: one whose loss or gradient is not finite stays
         as it is."""
         self.model.train()
         if not self.is_proven:
-            self.prove(x, y, masks, steps)
-        return self.updated(x, y, masks, rates, steps)
+            self.prove(x, y, masks, exits, steps)
+        return self.updated(x, y, masks, exits, rates, steps)
 
     def evaluate(self, x: Tensor, y: Tensor) -> Tensor:
         """Losses (P,) without dropout."""
@@ -105,27 +113,40 @@ class PackedStep:
     @torch.no_grad()
     def estimate(self, x: Tensor, y: Tensor) -> Tensor:
         with self.computing():
-            return self.losses(x, y, None, None)
+            return self.losses(x, y, None, None, None)
 
     def update(
-        self, x: Tensor, y: Tensor, masks: Tensor | None, rates: Tensor, steps: int | None
+        self,
+        x: Tensor,
+        y: Tensor,
+        masks: Tensor | None,
+        exits: Tensor | None,
+        rates: Tensor,
+        steps: int | None,
     ) -> tuple[Tensor, Tensor]:
         with self.computing():
-            losses = self.losses(x, y, masks, steps)
+            losses = self.losses(x, y, masks, exits, steps)
         gradients = torch.autograd.grad(losses.sum(), self.leaves)
         weights = self.optimiser.weights.values()
         shaped = [g.view_as(w) for g, w in zip(gradients, weights, strict=True)]
         losses = losses.detach()
         return losses, self.optimise(self.optimiser.flat.joined(shaped), losses, rates)
 
-    def prove(self, x: Tensor, y: Tensor, masks: Tensor | None, steps: int | None) -> None:
+    def prove(
+        self,
+        x: Tensor,
+        y: Tensor,
+        masks: Tensor | None,
+        exits: Tensor | None,
+        steps: int | None,
+    ) -> None:
         """Give up compilation if it gets the gradients wrong. (torch 2.11 does with a rate for each
         step, and trained a worse model without a warning.) Compiled gradients must be about as
         close to those of float32 as gradients that are not compiled."""
 
         def gradients(losses: Callable[..., Tensor], precision: Precision) -> tuple[Tensor, ...]:
             with self.computing(precision):
-                return torch.autograd.grad(losses(x, y, masks, steps).sum(), self.leaves)
+                return torch.autograd.grad(losses(x, y, masks, exits, steps).sum(), self.leaves)
 
         truth = gradients(self.losses_of_all, nullcontext)
         plain = gradients(self.losses_of_all, self.precision)
@@ -144,20 +165,34 @@ class PackedStep:
                 break
         self.is_proven = True
 
-    def loss_of_one(self, x: Tensor, y: Tensor, masks: Tensor | None, steps: int | None) -> Tensor:
-        masks = None if masks is None else masks[0]
-        _, loss = self.model(x[0], y[0], masks=masks, steps=steps, want_logits=False)
+    def loss_of_one(
+        self,
+        x: Tensor,
+        y: Tensor,
+        masks: Tensor | None,
+        exits: Tensor | None,
+        steps: int | None,
+    ) -> Tensor:
+        masks, exits = (None if drawn is None else drawn[0] for drawn in (masks, exits))
+        options = {"masks": masks, "exits": exits, "steps": steps}
+        _, loss = self.model(x[0], y[0], want_logits=False, **options)
         return loss[None]
 
     def losses_of_all(
-        self, x: Tensor, y: Tensor, masks: Tensor | None, steps: int | None
+        self,
+        x: Tensor,
+        y: Tensor,
+        masks: Tensor | None,
+        exits: Tensor | None,
+        steps: int | None,
     ) -> Tensor:
-        def loss(weights: dict[str, Tensor], x: Tensor, y: Tensor, masks: Tensor | None) -> Tensor:
-            options = {"masks": masks, "steps": steps}
+        def loss(weights: dict[str, Tensor], x: Tensor, y: Tensor, *drawn: Tensor | None) -> Tensor:
+            masks, exits = drawn
+            options = {"masks": masks, "exits": exits, "steps": steps}
             return functional_call(self.model, weights, (x, y), options)[1]
 
-        dims = (0, 0, 0, None if masks is None else 0)
-        return vmap(loss, in_dims=dims)(self.weights, x, y, masks)
+        dims = (0, 0, 0, *(None if drawn is None else 0 for drawn in (masks, exits)))
+        return vmap(loss, in_dims=dims)(self.weights, x, y, masks, exits)
 
     @contextmanager
     def computing(self, precision: Precision | None = None) -> Iterator[None]:

@@ -59,6 +59,15 @@ def new_model(cfg: TrainConfig, where: World) -> LanguageModel:
     return LanguageModel(cfg.model).to(where.device)
 
 
+def drawn_exits(
+    cfg: TrainConfig, model: LanguageModel, idx: Tensor, steps: int | None
+) -> Tensor | None:
+    """When the tokens idx of one run are read; None: after all steps."""
+    if cfg.early_exits == 0:
+        return None
+    return model.draw_exits(idx, cfg.early_exits, cfg.first_exit, steps=steps)
+
+
 class Plain:
     """Holds the model and optimiser state of one run, and updates them: with torch's optimisers, in
     one process or several. The other kinds of update have the same methods, for several runs."""
@@ -101,12 +110,15 @@ class Plain:
         self.own.train()
         self.own.zero_grad(set_to_none=True)
         total = torch.zeros((), device=self.where.device)
-        count, options = cfg.accumulation, {"steps": batch.inference_steps, "want_logits": False}
+        count, steps = cfg.accumulation, batch.inference_steps
+        exits = drawn_exits(cfg, self.own, batch.x[0], steps)
+        options = {"steps": steps, "want_logits": False}
         parts = zip(batch.x[0].chunk(count), batch.y[0].chunk(count), strict=True)
+        read_at = [None] * count if exits is None else exits.chunk(count)
         for i, (idx, targets) in enumerate(parts, 1):
             with synchronised(self.parallel, last=i == count):
                 with autocast(cfg, self.where.device):
-                    _, loss = self.parallel(idx, targets, **options)
+                    _, loss = self.parallel(idx, targets, exits=read_at[i - 1], **options)
                 (loss / count).backward()
             total += loss.detach() / count
         largest = math.inf if cfg.optimiser.clip is None else cfg.optimiser.clip
@@ -158,13 +170,17 @@ class Packed:
         )
 
     def __call__(self, batch: Batch) -> Tensor:
-        masks, steps = [], batch.inference_steps
-        for seed in batch.seeds if self.cfg.model.dropout > 0 else ():
+        cfg, model, steps = self.cfg, self.step.model, batch.inference_steps
+        masks, exits = [], []
+        for seed, x in zip(batch.seeds, batch.x, strict=True):
             torch.manual_seed(seed)
-            masks.append(self.step.model.draw_masks(*batch.x.shape[1:], steps=steps))
-        drawn = torch.stack(masks) if masks else None
+            if (read_at := drawn_exits(cfg, model, x, steps)) is not None:
+                exits.append(read_at)
+            if cfg.model.dropout > 0:
+                masks.append(model.draw_masks(*x.shape, steps=steps))
+        stacked = [torch.stack(values) if values else None for values in (masks, exits)]
         rates = to_device(torch.tensor(batch.rates, dtype=torch.float64), self.device)
-        losses, _ = self.step(batch.x, batch.y, drawn, rates, steps=steps)
+        losses, _ = self.step(batch.x, batch.y, stacked[0], stacked[1], rates, steps=steps)
         return losses
 
     def failures(self) -> list[Failure | None]:

@@ -7,7 +7,10 @@ A term reads a token linearly and turns what it has read into a number:
     -dE/dg = write^T force(z, past) + field
 
 Everything else (the products, the sum over terms, eta, the cache) is written once, for all terms.
-A term of your own states its energy and whatever else it needs:
+Two things may join, which only some models have. A *drive*, where the past is settled: what token
+A reads of its own start is added to z and stands still. And *write weights* of its own: tokens then
+move by ``move motion`` instead of the force, and the force decides which moves are allowed
+(nrgpt.model.safeguard). A term of your own states its energy and whatever else it needs:
 
     class Attract(nrgpt.EnergyTerm):
         def __init__(self, direction, weight):
@@ -32,6 +35,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..certificate import Finding, Guarantee
+from ..norm import Norm
 from ..past import Past, Shown
 
 
@@ -42,6 +46,9 @@ class Readout(NamedTuple):
     bias: Tensor | None = None  # (m,)
     write: Tensor | None = None  # (n, D); None: read. Row subsets, alpha and scales live here
     field: Tensor | None = None  # (D,), a constant force on g
+    drive: Tensor | None = None  # (m, D), reads the start of a settled token; z gets what it reads
+    move: Tensor | None = None  # (D, k), write weights of its own; None: x moves by the force
+    keys: Tensor | None = None  # (l, D), reads a settled past's keys instead; None: they are in z
 
     def z(self, g: Tensor) -> Tensor:
         """What is read of g."""
@@ -91,6 +98,16 @@ class EnergyTerm(nn.Module, ABC):
     def energy_and_force(self, z: Tensor, past: Past) -> tuple[Tensor, Tensor]:
         """Optional: both at once, worth writing where they share their work."""
         return self.energy(z, past), self.force(z, past)
+
+    def force_and_motion(self, z: Tensor, past: Past) -> tuple[Tensor, Tensor]:
+        """Only for terms with write weights of their own: the force, and what is written."""
+        raise NotImplementedError(f"{type(self).__name__} has no write weights of its own")
+
+    def curvature(self, norm: Norm) -> Tensor | None:
+        """Optional, for an energy that is not concave: a bound L >= 0 on the eigenvalues of the
+        Hessian of E as a function of the normalised token n(x), wherever n(x) may be. With it the
+        cone can keep this energy from rising too. None: no bound is known, or none is needed."""
+        return None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
