@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 import nrgpt
 from nrgpt import zoo
 from nrgpt.cli import app
+from nrgpt.data.tokenizer import SymbolTokenizer
 from nrgpt.hf import export_run
 from nrgpt.train.loop import train
 from nrgpt.train.runs import load_run
@@ -57,6 +58,19 @@ def test_reprs_are_short(model):
     cfg = nrgpt.ModelConfig(width=64, heads=2)
     assert repr(cfg) == "ModelConfig(width=64, heads=2)"
     assert eval(repr(cfg), {"ModelConfig": nrgpt.ModelConfig}) == cfg
+
+
+def test_a_settled_past_and_a_prelude():
+    """Its energies and weights are had like any other's."""
+    model = randomised(config(past="settled", prelude=1))
+    weights = model.attention(tokens(model.cfg)[0])
+    assert weights.shape == (3, 2, 3, 7, 7)
+    assert torch.allclose(weights[..., 1:, :].sum(-1), torch.ones(1).double())
+    alphabet = SymbolTokenizer("abcdefghijk")
+    text = nrgpt.TextModel("x", model, alphabet, alphabet)
+    seen = text.trajectory("abcab")
+    for name, energy in text.energies("abcab").items():
+        torch.testing.assert_close(energy, seen.energies[name][-1, 0])
 
 
 @pytest.mark.parametrize("mask", ["strict", "inclusive"])

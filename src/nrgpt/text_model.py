@@ -142,8 +142,12 @@ class TextModel:
         """The energy of each token after the last step: the total, and each term's, (tokens,)."""
         idx = torch.tensor([self.encode(text)], device=self.device)
         _ = self.model.energy_block  # raises for a baseline
-        x = self.model.last_state(idx, steps=steps, extra=extra, dropout=False)
-        found = {name: energy[0].cpu() for name, energy in self.model.energies(x, extra).items()}
+        states = self.model.states(idx, steps=steps, extra=extra, dropout=False)
+        start = x = next(states)
+        for x in states:  # noqa: B007
+            pass
+        energies = self.model.energies(x, extra, start=start)
+        found = {name: energy[0].cpu() for name, energy in energies.items()}
         return {"total": torch.stack(list(found.values())).sum(0), **found}
 
     def attention(

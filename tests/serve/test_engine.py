@@ -32,8 +32,10 @@ def job(text, most, way, **options):
     return made, events
 
 
-@pytest.fixture(params=["nrgpt", "gpt"])
+@pytest.fixture(params=["nrgpt", "gpt", "settled"])
 def model(request):
+    if request.param == "settled":
+        return randomised(config(past="settled", prelude=1)).float()
     return randomised(config(block=request.param)).float()
 
 
@@ -61,8 +63,9 @@ def test_every_text_is_what_generate_gives(model):
     assert not engine.thread.is_alive()
 
 
-def test_energies_logprobs_and_the_prompt():
-    model = randomised(config()).float()
+@pytest.mark.parametrize("own", [{}, {"past": "settled", "prelude": 1}])
+def test_energies_logprobs_and_the_prompt(own):
+    model = randomised(config(**own)).float()
     group = Group(model, Way(3, energies=True))
     made, events = job([1, 2, 3], 5, group.way, logprobs=2, echo=True)
     group.arriving.append(made)
@@ -72,8 +75,8 @@ def test_energies_logprobs_and_the_prompt():
     text = [token.number for token in told]
     assert text[:3] == [1, 2, 3]
     idx = torch.tensor([text])
-    x = model.last_state(idx)
-    for name, energy in model.energies(x).items():
+    start, *_, x = model.states(idx)
+    for name, energy in model.energies(x, start=start).items():
         found = torch.tensor([token.energies[name] for token in told])
         torch.testing.assert_close(found, energy[0].detach(), rtol=1e-4, atol=1e-4)
     logprobs = model.readout(x)[0].log_softmax(-1)

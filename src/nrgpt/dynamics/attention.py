@@ -15,7 +15,7 @@ from ..model.step import Extra
 class Noted(WholeText):
     """A text whose tokens see one another, and which notes the weights of every look."""
 
-    def __init__(self, t: int | None, shown: Shown | None, looks: list[Tensor]):
+    def __init__(self, t: int | None, shown: Shown | None, looks: dict[int | None, list[Tensor]]):
         super().__init__(t, shown)
         self.looks = looks
 
@@ -23,7 +23,8 @@ class Noted(WholeText):
         keys, sees = self.visible(strict=strict)
         scores = scale * q @ keys.mT.expand(-1, q.shape[1], -1, -1)
         weights = scores.masked_fill(~sees, -torch.inf).softmax(-1)
-        self.looks.append(weights.nan_to_num(0.0))  # a token that sees nothing
+        # A token that sees nothing has no weights.
+        self.looks.setdefault(self.t, []).append(weights.nan_to_num(0.0))
         return super().attend(q, scale, strict=strict)
 
 
@@ -34,7 +35,7 @@ class Notes:
         self.looks: dict[int | None, list[Tensor]] = {}
 
     def past(self, t: int | None, slot: int, shown: Shown | None) -> Past:
-        return Noted(t, shown, self.looks.setdefault(t, []))
+        return Noted(t, shown, self.looks)
 
 
 @torch.no_grad()

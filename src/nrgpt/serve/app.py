@@ -125,6 +125,8 @@ class Completion:
         if cfg.block != "nrgpt" and (asked.energies or asked.adaptive):
             name = "energies" if asked.energies else "adaptive"
             raise Refused(400, f"{name}: block = {cfg.block!r} has no energy", name)
+        if asked.energies and asked.adaptive:
+            raise Refused(400, "energies: cannot be had with adaptive; ask twice", "energies")
         try:
             self.model.model.check_steps(asked.steps)
         except ValueError as error:

@@ -148,8 +148,12 @@ class Group:
         jobs, decoder = self.jobs, self.decoder
         device = decoder.device
         idx = torch.tensor([[job.text[-1]] for job in jobs], device=device)
-        x = decoder.extend(idx, self.slots.begin(len(jobs), 1, device), self.slots)
-        energies = self.energies(x, self.slots)
+        positions = self.slots.begin(len(jobs), 1, device)
+        energies: dict[str, Tensor] = {}
+        if self.way.energies:
+            x, energies = self.extend_with_energies(idx, positions, self.slots)
+        else:
+            x = decoder.extend(idx, positions, self.slots)
         self.slots.end(1)
         taken = decoder.taken if isinstance(decoder, AdaptiveDecoder) else None
         self.tell_held(jobs, {name: e[:, 0].tolist() for name, e in energies.items()}, taken)
@@ -165,8 +169,11 @@ class Group:
         idx = torch.tensor([w + [0] * (longest - len(w)) for w in windows], device=device)
         cache = Cache(self.model.cfg.context)
         positions = cache.begin(len(jobs), longest, device)
-        x = Decoder.extend(decoder, idx, positions, cache)
-        energies = self.energies(x, cache)
+        energies: dict[str, Tensor] = {}
+        if self.way.energies:
+            x, energies = self.extend_with_energies(idx, positions, cache)
+        else:
+            x = Decoder.extend(decoder, idx, positions, cache)
         cache.end(lengths)
         rows = torch.arange(len(jobs), device=device)
         last = torch.tensor(lengths, device=device) - 1
@@ -181,14 +188,18 @@ class Group:
         self.choose(jobs, decoder.readout(x[rows, last]).float())
         self.let_go()
 
-    def energies(self, x: Tensor, cache: Cache) -> dict[str, Tensor]:
-        """Of the last states, by name, (rows, tokens). As in a whole text, other tokens are seen in
-        their last states too, whose keys are kept as those of one more step."""
-        if not self.way.energies:
-            return {}
-        plan: Any = self.decoder.plans[0]
-        found = plan.energies(x, self.way.steps, cache)
-        return {"total": torch.stack(list(found.values())).sum(0), **found}
+    def extend_with_energies(
+        self, idx: Tensor, positions: Tensor, cache: Cache
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Last states, and their energies by name, (rows, tokens). As in a whole text, other tokens
+        are seen in their last states too, whose keys are kept as those of one more step."""
+        plans, steps = self.decoder.plans, self.way.steps
+        x, seen = plans.begin(self.model.embed_at(idx, positions), cache)
+        for t in range(steps):
+            x = plans.at(t).move(x, t, seen)
+        plan: Any = plans.at(0)
+        found = plan.energies(x, steps, seen)
+        return x, {"total": torch.stack(list(found.values())).sum(0), **found}
 
     def tell_held(
         self, jobs: Sequence[Job], energies: dict[str, list[float]], taken: list[int] | None
