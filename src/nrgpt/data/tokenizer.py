@@ -71,8 +71,9 @@ class SymbolTokenizer(Tokenizer):
         self.number = {symbol: i for i, symbol in enumerate(symbols)}
         longest_first = sorted(symbols, key=len, reverse=True)
         self.pattern = re.compile("|".join(map(re.escape, longest_first)), re.DOTALL)
-        self.kind = "characters" if all(len(symbol) == 1 for symbol in symbols) else "symbols"
-        self.end_of_text = self.number.get("<end>")
+        is_characters = all(len(symbol) == 1 for symbol in symbols if symbol != END_OF_TEXT)
+        self.kind = "characters" if is_characters else "symbols"
+        self.end_of_text = self.number.get("<end>", self.number.get(END_OF_TEXT))
 
     def encode(self, text: str) -> list[int]:
         tokens = self.pattern.findall(text)
@@ -132,6 +133,7 @@ class FastTokenizer(Tokenizer):
         self.backend = need("tokenizers", "this tokenizer", "data").Tokenizer.from_str(text)
         self.backend.no_padding()
         self.backend.no_truncation()
+        self.backend.encode_special_tokens = True  # a text cannot smuggle in its own end
         self.vocab_size = self.backend.get_vocab_size(with_added_tokens=False)
         self.is_byte_level = type(self.backend.decoder).__name__ == "ByteLevel"
         added = self.backend.get_added_tokens_decoder()

@@ -21,7 +21,9 @@ def fast_tokenizer(
     if isinstance(tokenizer, GPT2Tokenizer):
         backend, end = byte_pairs(tokenizer), END_OF_TEXT
     elif isinstance(tokenizer, SymbolTokenizer):
-        backend, end = symbols(tokenizer, lisp), END if END in tokenizer.number else None
+        backend = symbols(tokenizer, lisp)
+        if tokenizer.end_of_text is not None:
+            end = tokenizer.symbols[tokenizer.end_of_text]
     elif isinstance(tokenizer, FastTokenizer):
         backend, end = tokenizer.backend, None
         if tokenizer.end_of_text is not None:

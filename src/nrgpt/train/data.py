@@ -7,14 +7,15 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..data.listops import prepare_listops
+from ..data.listops import prepare_listops, read_tests
 from ..data.shards import Dataset, TokenStream, to_device
 from ..data.tokenizer import RANKS
 from ..files import write_atomically
@@ -34,10 +35,21 @@ def keep_tokenizer(run: Path, dataset: Dataset) -> None:
             shutil.copyfile(dataset.folder / name, run / name)
 
 
+def data_root() -> Path:
+    return Path(os.environ.get(DATA, "data"))
+
+
+def located(folder: Path | str) -> Path:
+    """A dataset's folder as it is written, or, if nothing is there, in NRGPT_DATA."""
+    here, there = Path(folder), data_root() / folder
+    is_there = not here.is_absolute() and not here.exists() and there.exists()
+    return there if is_there else here
+
+
 def dataset_folder(cfg: DataConfig) -> Path:
     if cfg.folder is not None:
-        return Path(cfg.folder)
-    root = Path(os.environ.get(DATA, "data"))
+        return located(cfg.folder)
+    root = data_root()
     if cfg.task != "listops":
         return root / cfg.task
     fields = json.dumps(dataclasses.asdict(cfg.listops), sort_keys=True)
@@ -48,12 +60,19 @@ def prepare_dataset(cfg: DataConfig) -> Path:
     """The folder of the dataset, which is prepared if it is missing and that is possible. Of runs
     that start together, one prepares it, and the others wait."""
     folder = dataset_folder(cfg)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with (folder.parent / f".{folder.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(folder):
         if not (folder / "manifest.json").exists():
             make(cfg, folder)
     return folder
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """One process at a time; the others wait."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with (folder.parent / f".{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def make(cfg: DataConfig, folder: Path) -> None:
@@ -67,7 +86,8 @@ def make(cfg: DataConfig, folder: Path) -> None:
         case "text":
             raise FileNotFoundError(
                 f"data.folder: there is no prepared dataset in {folder}; make one with "
-                f"`nrgpt data text --to {folder} FILES...` or `nrgpt data hub --to {folder}`"
+                f"`nrgpt data text --to {folder} FILES...` or `nrgpt data hub --to {folder}`, or "
+                "train on a file of your own with `nrgpt train --text FILE`"
             )
 
 
@@ -81,6 +101,13 @@ def open_dataset(cfg: DataConfig, vocab_size: int, *, verify: bool = True) -> Da
             f"add model.vocab_size={dataset.vocab_size}"
         )
     return dataset
+
+
+def check_needs(dataset: Dataset) -> None:
+    """Whatever the end of a run needs of its dataset, an error now if it is not there."""
+    dataset.tokenizer.decode(dataset.tokenizer.encode(""))
+    if "listops" in dataset.manifest["source"]:
+        read_tests(dataset.folder)
 
 
 def check_identity(cfg: DataConfig, dataset: Dataset) -> None:

@@ -25,13 +25,14 @@ from ..data.shards import Dataset
 from ..model.flops import flops_per_token
 from . import checkpoint
 from .config import TrainConfig
-from .data import Streams, keep_tokenizer, open_dataset, prepare_dataset
+from .data import Streams, check_needs, keep_tokenizer, open_dataset, prepare_dataset
 from .distributed import World, world
 from .faults import DIVERGED, INTERRUPTED, Interrupt, TrainingError, only_process
 from .optim import rate_at
 from .report import Report
 from .result import write_result
 from .runs import check_config
+from .sources import weights_from
 from .speed import matrix_product_rate
 from .updates import Batch, Failure, choose_update
 
@@ -55,7 +56,9 @@ def train_packed(cfgs: Sequence[TrainConfig], runs: Sequence[Path]) -> list[dict
                 stack.enter_context(only_process(run))
             for data in dict.fromkeys(cfg.data for cfg in cfgs):
                 prepare_dataset(data)
-                open_dataset(data, cfgs[0].model.vocab_size)  # reads and checks every byte
+                dataset = open_dataset(data, cfgs[0].model.vocab_size)  # reads every byte
+                if cfgs[0].final_evaluation:
+                    check_needs(dataset)
             for cfg, run in zip(cfgs, runs, strict=True):
                 check_config(cfg, run)
         where.barrier()
@@ -129,7 +132,8 @@ class Trainer:
             self.streams[split] = Streams([tokens[cfg.data] for cfg in cfgs], where.device)
         self.update = choose_update(cfgs, where)(cfgs, where)
         self.step = 0
-        self.resume()  # raises an error if the dataset has changed
+        if not self.resume():  # raises an error if the dataset has changed
+            self.begin_from_others()
         for member in self.members:
             if where.is_first:
                 keep_tokenizer(member.run, member.dataset)
@@ -194,7 +198,8 @@ class Trainer:
     def finish(self) -> None:
         """Evaluate the finished runs, and write RUN/result.json."""
         for member in self.running:
-            self.say(f"evaluating {member.run.name} on the whole validation split")
+            if self.cfg.final_evaluation:
+                self.say(f"evaluating {member.run.name} on the whole validation split")
             run = member.run if self.where.is_first else None
             state = {"step": self.step, **member.state}
             model = self.update.model(member.number)
@@ -242,7 +247,15 @@ class Trainer:
                 checkpoint.prune(member.folder, self.cfg.keep, state["best"].get("step"))
         self.where.barrier()
 
-    def resume(self) -> None:
+    def begin_from_others(self) -> None:
+        """Weights of the models that init_from names."""
+        for member in self.members:
+            if member.cfg.init_from is not None:
+                like = self.update.model(member.number)
+                source, tokenizer = member.cfg.init_from, member.dataset.tokenizer
+                self.update.load(member.number, weights_from(source, like, tokenizer), {})
+
+    def resume(self) -> bool:
         """Go on from the newest iteration of which all runs have a valid checkpoint, if any."""
         if self.where.is_first:
             for member in self.members:
@@ -266,6 +279,7 @@ class Trainer:
                 f"the processes find checkpoints of different iterations in {self.members[0].run}: "
                 "all nodes must see the same run folder"
             )
+        return bool(common)
 
     def load(self, member: Member, path: Path) -> None:
         weights, optimiser, state = checkpoint.load_checkpoint(path)
