@@ -1,0 +1,175 @@
+"""Train one model and measure what its energy does: python -m experiments.settled.one JSON ...
+
+The JSON says which preset, what to change of it, and optionally what to leave out:
+
+    {"name": "settled", "preset": "owt_nrgpt_settled", "set": ["seed=1"], "measure": true}
+
+Data: DATA of experiments/descent/prepare.py for presets of text; ListOps and Shakespeare as always.
+"""
+
+import argparse
+import fcntl
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from experiments.descent.prepare import unpack
+from torch import Tensor
+
+from nrgpt.data.shards import Dataset, TokenStream, write_dataset
+from nrgpt.data.tokenizer import GPT2Tokenizer
+from nrgpt.dynamics.adaptive import loss_against_steps
+from nrgpt.dynamics.relax import Stop
+from nrgpt.language_model import LanguageModel
+from nrgpt.measure.loss import split_loss
+from nrgpt.model.flops import flops_per_token
+from nrgpt.train.config import TrainConfig
+from nrgpt.train.loop import train
+from nrgpt.train.overrides import override, replace
+from nrgpt.train.presets import PRESETS
+from nrgpt.train.runs import load_run
+from nrgpt.train.speed import autocast
+
+PAIRS = 1_000_000
+"""Pairs (token, step) whose energies are compared."""
+WINDOWS = 96
+"""Texts, each as long as the context, for losses at other numbers of steps."""
+
+Record = Callable[..., None]
+
+
+def text_dataset(data: Path, folder: Path) -> Path:
+    """The packed tokens as a dataset of the package."""
+    if not (folder / "manifest.json").exists():
+        splits = {name: iter([unpack((data / f"{name}.xz").read_bytes())]) for name in SPLITS}
+        write_dataset(folder, GPT2Tokenizer(), splits, source={"packed": str(data.name)})
+    return folder
+
+
+SPLITS = ("train", "val")
+
+
+def config_of(job: dict[str, Any], data: Path, scratch: Path) -> TrainConfig:
+    cfg = PRESETS[job["preset"]]()
+    if cfg.data.task == "text":
+        cfg = replace(cfg, {"data.folder": str(text_dataset(data, scratch / "text"))})
+    return override(cfg, job.get("set", []))
+
+
+def windows(stream: TokenStream, model: LanguageModel, count: int) -> tuple[Tensor, Tensor]:
+    """The first texts of the split, without overlap, and their targets."""
+    length = model.cfg.context
+    count = max(1, min(count, (len(stream) - 1) // length))
+    text = stream.windows(length * np.arange(count), length + 1).to(model.tokens.device)
+    return text[:, :-1], text[:, 1:]
+
+
+def depths(model: LanguageModel, stream: TokenStream) -> dict[str, float]:
+    """Loss of disjoint texts after half, as many, twice and four times the trained steps."""
+    T, context = model.cfg.steps, model.cfg.context
+    part = TokenStream("val", [stream.read(0, min(len(stream), WINDOWS * context + 1))])
+    steps = sorted({max(1, T // 2), T, 2 * T, 4 * T} if model.cfg.block != "gpt" else {T})
+    return {str(t): split_loss(model, part, stride=context, steps=t).loss for t in steps}
+
+
+@torch.no_grad()
+def rises(cfg: TrainConfig, model: LanguageModel, idx: Tensor, *, mixed: bool) -> dict[str, Any]:
+    """Steps of tokens that raise the energy in the forward pass: all, and by more than 1e-6 of it.
+    Energies are always computed in float32; ``mixed``: the states are those of autocast."""
+    pairs, any_, more, worst = 0, 0, 0, 0.0
+    model.eval()
+    for some in idx.split(4):
+        before, start = None, None
+        exactly = torch.autocast(some.device.type, enabled=False)
+        precision = autocast(cfg, some.device) if mixed else exactly
+        with precision:
+            states: Iterator[Tensor] = model.states(some)
+            for x in states:
+                start = x if start is None else start
+                now = sum(model.energies(x, start=start).values())
+                if before is not None:
+                    relative = (now - before) / torch.maximum(now.abs(), before.abs())
+                    pairs += relative.numel()
+                    any_ += int((now > before).sum())
+                    more += int((relative > 1e-6).sum())
+                    worst = max(worst, float(relative.max()))
+                before = now
+        if pairs >= PAIRS // (8 if mixed else 1):
+            break
+    return {"pairs": pairs, "rises": any_, "beyond_rounding": more, "largest": worst}
+
+
+def stopping(model: LanguageModel, idx: Tensor, targets: Tensor) -> list[dict[str, float]]:
+    """Loss and mean steps of rules that stop each token alone, and of fixed numbers of steps."""
+    rules = [Stop("kl", tolerance) for tolerance in (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)]
+    costs = loss_against_steps(model, idx, targets, rules)
+    found = [{"loss": cost.loss, "steps": cost.mean_steps} for cost in costs]
+    for t in range(1, model.cfg.steps):
+        _, loss = model(idx, targets, steps=t, want_logits=False, dropout=False)
+        assert loss is not None
+        found.append({"loss": loss.item(), "fixed": t})
+    return found
+
+
+def measure(cfg: TrainConfig, model: LanguageModel, dataset: Dataset, record: Record) -> None:
+    stream = dataset.tokens("val")
+    with autocast(cfg, model.tokens.device):
+        record(losses_by_steps=depths(model, stream))
+    if cfg.model.block != "nrgpt":
+        return
+    texts = -(-PAIRS // (cfg.model.steps * cfg.model.context)) + 4
+    idx, targets = windows(stream, model, texts)
+    record(rises=rises(cfg, model, idx, mixed=False))
+    record(rises_mixed=rises(cfg, model, idx, mixed=True))
+    record(certificate=str(model.certificate()))
+    if cfg.model.past == "settled":
+        few = max(1, min(len(idx), 49_152 // cfg.model.context))
+        with torch.no_grad():
+            record(stopping=stopping(model, idx[:few], targets[:few]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("job", type=json.loads)
+    parser.add_argument("--data", type=Path, default=Path("gpu_data"))
+    parser.add_argument("--scratch", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    job, start = args.job, time.time()
+    cfg = config_of(job, args.data, args.scratch)
+
+    def record(**values: Any) -> None:
+        line = {"name": job["name"], "seconds": round(time.time() - start, 1), **values}
+        with open(args.out / "results.jsonl", "a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.write(json.dumps(line) + "\n")
+        print(line, flush=True)
+
+    run = args.scratch / job["name"]
+    result = train(cfg, run)
+    loaded = load_run(run)
+    model = loaded.model
+    counts = model.parameter_counts()
+    record(
+        job=job,
+        parameters=counts.total,
+        forward_flops=flops_per_token(cfg.model, training=False),
+        result={k: v for k, v in result.items() if not isinstance(v, list)},
+    )
+    kept = args.out / "runs" / job["name"]
+    kept.mkdir(parents=True, exist_ok=True)
+    for name in ("config.json", "metrics.jsonl", "result.json", "environment.json"):
+        if (run / name).exists():
+            shutil.copy(run / name, kept)
+    if job.get("measure", True):
+        measure(cfg, model, loaded.dataset(), record)
+    record(done=True)
+
+
+if __name__ == "__main__":
+    main()
