@@ -6,7 +6,6 @@ import pytest
 from typer.testing import CliRunner
 
 from nrgpt.cli import app
-from nrgpt.train.presets import PRESETS
 
 ZOO = "zoo:listops_30_steps"
 QUICK = ["iterations=6", "eval_every=6", "eval_batches=1", "data.listops.test=5"]
@@ -16,12 +15,6 @@ def nrgpt(*arguments, code=0):
     result = CliRunner().invoke(app, list(arguments))
     assert result.exit_code == code, result.output
     return result.output
-
-
-def test_presets_are_listed_one_line_each():
-    lines = nrgpt("presets").splitlines()
-    assert [line.split()[0] for line in lines] == sorted(PRESETS)
-    assert all(line.split("iterations")[1].strip() for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from .modeling import NRGPTModel as NRGPTModel
     from .modeling import NRGPTOutput as NRGPTOutput
     from .past import NRGPTCache as NRGPTCache
+    from .onnx import export_onnx as export_onnx
     from .push import push_run as push_run
+    from .quantise import quantise as quantise
+    from .quantise import stored_bytes as stored_bytes
 
 CONTENTS = {
     ".configuration": ["NRGPTConfig"],
@@ -32,7 +35,9 @@ CONTENTS = {
     ".lora": ["as_linear", "as_parameters"],
     ".modeling": ["NRGPTForCausalLM", "NRGPTModel", "NRGPTOutput"],
     ".past": ["NRGPTCache"],
+    ".onnx": ["export_onnx"],
     ".push": ["push_run"],
+    ".quantise": ["quantise", "stored_bytes"],
     "..interop.gpt2": ["from_gpt2", "to_gpt2"],
 }
 WHERE = {name: module for module, names in CONTENTS.items() for name in names}

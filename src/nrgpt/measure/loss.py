@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import torch
+from rich.console import Console
 from rich.progress import track
 
 from ..check import check
@@ -72,7 +73,7 @@ def split_loss(
     length = min(context, len(stream) - 1)
     total, tokens = torch.zeros((), dtype=torch.float64, device=device), 0
     batches = batches_of_windows(len(stream), context, stride, size)
-    for windows in track(batches, "loss", disable=not progress):
+    for windows in track(batches, "loss", console=Console(stderr=True), disable=not progress):
         rows = [torch.from_numpy(stream.read(start, length + 1)) for start, _ in windows]
         text = torch.stack(rows).to(device)
         counted = torch.tensor([count for _, count in windows], device=device)

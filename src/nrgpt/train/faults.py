@@ -38,10 +38,16 @@ class Interrupt:
 
     def __init__(self) -> None:
         self.received: str | None = None
+        self.all_is_saved = False
+        """There is nothing to finish: the next signal ends the run at once."""
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         self.received = signal.Signals(number).name
+        if self.all_is_saved:
+            self.heed()
         if number == signal.SIGINT:
+            # Not print: the signal may have come in the middle of one.
+            os.write(2, b"\nsaving ... (another Ctrl-C ends this at once)\n")
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
     @contextmanager

@@ -152,6 +152,7 @@ class Trainer:
             since, began = time.perf_counter(), self.step
             while self.step < cfg.iterations and self.running:
                 losses = self.advance()
+                self.members[0].report.advance(self.step)
                 stop = self.where.any(self.interrupt.received is not None)
                 last = self.step == cfg.iterations
                 logs, evaluates, saves = (
@@ -197,13 +198,16 @@ class Trainer:
 
     def finish(self) -> None:
         """Evaluate the finished runs, and write RUN/result.json."""
+        self.interrupt.all_is_saved = True
+        self.members[0].report.progress.stop()
         for member in self.running:
             if self.cfg.final_evaluation:
                 self.say(f"evaluating {member.run.name} on the whole validation split")
             run = member.run if self.where.is_first else None
             state = {"step": self.step, **member.state}
             model = self.update.model(member.number)
-            write_result(run, model, member.dataset, member.cfg, state)
+            progress = member.report.show and member.report.is_watched
+            write_result(run, model, member.dataset, member.cfg, state, progress=progress)
         self.where.barrier()
 
     # Reports -----------------------------------------------------------------------------------

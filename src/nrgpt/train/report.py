@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 from ..dynamics.figures import new_figure, save
 from ..extras import need
@@ -23,6 +24,10 @@ COMMIT = "NRGPT_COMMIT"
 """Environment variable: the commit to record if git cannot tell."""
 
 
+SHOWN = {"loss": "loss", "val_loss": "val", "tokens_per_second": "tok/s"}
+"""What the bar shows first, and how it calls it."""
+
+
 class Report:
     """Reports to metrics.jsonl, the screen and, if asked, TensorBoard and Weights & Biases."""
 
@@ -30,17 +35,20 @@ class Report:
         """A ``quiet`` report does nothing; one that does not ``show`` leaves the screen alone."""
         self.metrics = run / "metrics.jsonl"
         self.run = run
+        self.latest: dict[str, float] = {}
         self.quiet = quiet
         self.show = show and not quiet
         self.drop_after(step)
+        self.is_watched = console.is_terminal
         self.progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
+            BarColumn(bar_width=16),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[status]}"),
-            TimeRemainingColumn(),
+            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+            # Where it is narrow, the last numbers give way.
+            TextColumn("{task.fields[status]}", table_column=Column(no_wrap=True, ratio=1)),
             console=console,
-            disable=not self.show or not console.is_terminal,
+            expand=True,
+            disable=not self.show or not self.is_watched,
         )
         self.task = self.progress.add_task("training", total=cfg.iterations, status="")
         self.progress.update(self.task, completed=step)
@@ -60,13 +68,20 @@ class Report:
             kept = [json.dumps(e) for e in entries if e["step"] <= step]
             write_atomically(self.metrics, "".join(line + "\n" for line in kept))
 
+    def advance(self, step: int) -> None:
+        """An update has been made."""
+        self.progress.update(self.task, completed=step)
+
     def log(self, step: int, **values: float) -> None:
         if self.quiet:
             return
         with self.metrics.open("a") as file:
             file.write(json.dumps({"step": step, **values}) + "\n")
         status = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
-        self.progress.update(self.task, completed=step, status=status)
+        self.latest |= values
+        order = sorted(self.latest, key=lambda name: (name not in SHOWN, name))
+        short = "  ".join(f"{SHOWN.get(n, n)} {self.latest[n]:.3g}" for n in order)
+        self.progress.update(self.task, completed=step, status=short)
         if self.show and not console.is_terminal:
             console.print(f"iteration {step:6d}  {status}", highlight=False, soft_wrap=True)
         if self.tensorboard is not None:
