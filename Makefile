@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 READY := .venv/.ready
 
-.PHONY: demo test bench format clean
+.PHONY: demo test bench format clean release-check
 
 demo: .venv/.demo
 	$(BIN)/python examples/demo.py
@@ -22,6 +22,10 @@ bench: $(READY)
 format: $(READY)
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+# Wheel and sdist, each installed in an environment of its own: the core, and every extra.
+release-check: $(READY)
+	$(BIN)/python dev/check_release.py
 
 clean:
 	rm -rf .venv .pytest_cache .ruff_cache .mypy_cache

@@ -5,13 +5,22 @@ import re
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from nrgpt.cli import app
 from nrgpt.cli.fields import described
 from nrgpt.train.estimate import duration, estimated_seconds
 from nrgpt.train.presets import PRESETS
 
-from ..runs import debug, run_cli
+from ..runs import debug
 from ..terminal import in_terminal
+
+
+def run(*words):
+    result = CliRunner().invoke(app, list(words))
+    assert result.exit_code == 0, result.output
+    return result.output
+
 
 SHORT = ["debug", "iterations=40", "log_every=5"]
 
@@ -41,25 +50,25 @@ def test_ctrl_c_answers_at_once_and_the_same_command_goes_on():
 
 
 def test_without_a_final_evaluation():
-    said = run_cli("train", *SHORT, "final_evaluation=false", "--to", "run")
+    said = run("train", *SHORT, "final_evaluation=false", "--to", "run")
     result = json.loads(Path("run/result.json").read_text())
     assert result["step"] == 40
     assert "val_loss_full" not in result
     assert "listops" not in result
     assert not Path("run/samples.txt").exists()
-    assert "validation loss" not in said.stdout
-    run_cli("train", *SHORT, "--to", "run")  # the evaluation can be had later
+    assert "validation loss" not in said
+    run("train", *SHORT, "--to", "run")  # the evaluation can be had later
     assert "val_loss_full" in json.loads(Path("run/result.json").read_text())
 
 
 def test_presets_fit_into_80_columns(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    listed = run_cli("presets").stdout
+    listed = run("presets")
     assert all(len(line) <= 80 for line in listed.splitlines())
     for name in PRESETS:
         base = re.sub("_(paper|released)$", "", name)
         assert re.search(rf"^({name}|{base}) ", listed, re.M), name
-    one = run_cli("presets", "debug").stdout
+    one = run("presets", "debug")
     assert '"iterations": 60' in one
     assert "a whole run in seconds" in one
 
@@ -83,6 +92,6 @@ def test_estimates_are_of_the_right_size():
 @pytest.mark.parametrize("words", [["fields"], ["fields", "optimiser"], ["fields", "model.rate"]])
 def test_fields_on_the_command_line(words, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    said = run_cli(*words).stdout
+    said = run(*words)
     assert words[-1] in said or words == ["fields"]
     assert all(len(line) <= 80 for line in said.splitlines())

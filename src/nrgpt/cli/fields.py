@@ -17,6 +17,7 @@ from .common import app, screen
 SAID_BY_THEIR_NAMES = {
     "vocab_size": "Kinds of tokens.",
     "heads": "Heads of the attention.",
+    "block": "NRGPT, or one of its baselines.",
     "norm": "How a state becomes g.",
     "norm_eps": "Added to the variance in the norm.",
     "head_bias": "A bias for each token in the head.",

@@ -123,8 +123,8 @@ def warn_of_hours(cfg: TrainConfig) -> None:
     seconds = estimated_seconds(cfg)
     if seconds > LONG:
         screen.print(
-            f"this will take about {duration(seconds)} on this machine's CPU; Ctrl-C saves and ends "
-            "it. Made for CPUs: demo, shakespeare_cpu",
+            f"this will take about {duration(seconds)} on this machine's CPU; Ctrl-C saves and "
+            "ends it. Made for CPUs: demo, shakespeare_cpu",
             style="yellow", soft_wrap=True, highlight=False,
         )  # fmt: skip
 

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from .modeling import NRGPTForCausalLM as NRGPTForCausalLM
     from .modeling import NRGPTModel as NRGPTModel
     from .modeling import NRGPTOutput as NRGPTOutput
+    from .onnx_file import export_onnx as export_onnx
     from .past import NRGPTCache as NRGPTCache
-    from .onnx import export_onnx as export_onnx
     from .push import push_run as push_run
-    from .quantise import quantise as quantise
-    from .quantise import stored_bytes as stored_bytes
+    from .quantisation import quantise as quantise
+    from .quantisation import stored_bytes as stored_bytes
 
 CONTENTS = {
     ".configuration": ["NRGPTConfig"],
@@ -35,9 +35,9 @@ CONTENTS = {
     ".lora": ["as_linear", "as_parameters"],
     ".modeling": ["NRGPTForCausalLM", "NRGPTModel", "NRGPTOutput"],
     ".past": ["NRGPTCache"],
-    ".onnx": ["export_onnx"],
+    ".onnx_file": ["export_onnx"],
     ".push": ["push_run"],
-    ".quantise": ["quantise", "stored_bytes"],
+    ".quantisation": ["quantise", "stored_bytes"],
     "..interop.gpt2": ["from_gpt2", "to_gpt2"],
 }
 WHERE = {name: module for module, names in CONTENTS.items() for name in names}

@@ -120,7 +120,7 @@ def eval_results(run: Run) -> list[EvalResult] | None:
     found = [("loss", result.get("val_loss_full"))]
     if "listops" in result:
         found.append(("accuracy", result["listops"]["accuracy"]))
-    dataset = {"dataset_type": run.cfg.data.task, "dataset_name": run.cfg.data.task}
+    dataset: dict[str, Any] = {"dataset_type": run.cfg.data.task, "dataset_name": run.cfg.data.task}
     return [
         EvalResult("text-generation", **dataset, metric_type=name, metric_value=value)
         for name, value in found

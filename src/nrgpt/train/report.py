@@ -24,7 +24,7 @@ COMMIT = "NRGPT_COMMIT"
 """Environment variable: the commit to record if git cannot tell."""
 
 
-SHOWN = {"loss": "loss", "val_loss": "val", "tokens_per_second": "tok/s"}
+SHOWN = {"loss": "loss", "val_loss": "val"}
 """What the bar shows first, and how it calls it."""
 
 
@@ -79,8 +79,8 @@ class Report:
             file.write(json.dumps({"step": step, **values}) + "\n")
         status = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
         self.latest |= values
-        order = sorted(self.latest, key=lambda name: (name not in SHOWN, name))
-        short = "  ".join(f"{SHOWN.get(n, n)} {self.latest[n]:.3g}" for n in order)
+        order = sorted(self.latest, key=lambda name: ([*SHOWN, name].index(name), name))
+        short = "  ".join(f"{SHOWN.get(n, n)} {self.latest[n]:.4g}" for n in order)
         self.progress.update(self.task, completed=step, status=short)
         if self.show and not console.is_terminal:
             console.print(f"iteration {step:6d}  {status}", highlight=False, soft_wrap=True)

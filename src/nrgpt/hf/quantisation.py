@@ -1,8 +1,8 @@
 """Weights in 8 bits, by torchao.
 
 torchao quantises ``nn.Linear`` modules, and ours are parameters. So each matrix of the blocks is
-first computed by an ``nn.Linear`` (lora.py), whose weight torchao then replaces. It is expanded once
-for all steps of a forward pass. Embeddings, norms and rates stay as they are.
+first computed by an ``nn.Linear`` (lora.py), whose weight torchao then replaces. It is expanded
+once for all steps of a forward pass. Embeddings, norms and rates stay as they are.
 """
 
 from collections.abc import Collection
@@ -32,7 +32,8 @@ def quantise(model: Model, kind: Kind = "int8", names: Collection[str] | None = 
     as_linear(model, chosen)
     quantize_(model, Int8WeightOnlyConfig())
     for module, name in linears(model):
-        by: Any = module.parametrizations[name]
+        found: Any = module.parametrizations
+        by = found[name]
         if type(by[0].linear.weight) is nn.Parameter or type(by[0].linear.weight.data) is Tensor:
             raise ValueError(f"torchao left {name} as it was: {kind} is not possible here")
         # The weight itself is needed for its type and device only.
