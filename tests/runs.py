@@ -1,11 +1,9 @@
 """Small runs for tests, in this process or in one of their own."""
 
-import json
 import os
 import signal
 import subprocess
 import sys
-import time
 
 import torch
 from safetensors.torch import load_file
@@ -13,8 +11,11 @@ from safetensors.torch import load_file
 from nrgpt.train import loop
 from nrgpt.train.checkpoint import newest_valid
 from nrgpt.train.config import TrainConfig
+from nrgpt.train.metrics import read_metrics
 from nrgpt.train.overrides import override
 from nrgpt.train.presets import PRESETS
+
+from .processes import finished, wait_for
 
 
 def debug(*overrides: str) -> TrainConfig:
@@ -32,10 +33,8 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "nrgpt", *arguments]
 
 
-def run_cli(*arguments: str, code: int = 0) -> subprocess.CompletedProcess:
-    done = subprocess.run(
-        command(*arguments), capture_output=True, text=True, check=False, timeout=120
-    )
+def run_cli(*arguments: str, code: int = 0, **options) -> subprocess.CompletedProcess:
+    done = finished(command(*arguments), **options)
     assert done.returncode == code, done.stderr
     return done
 
@@ -45,30 +44,28 @@ def same(a, b) -> bool:
 
 
 def losses(run):
-    """Everything in metrics.jsonl but how fast it was."""
+    """Everything that counts in metrics.jsonl but how fast it was."""
     timed = ("tokens_per_second", "mfu")
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k not in timed} for line in lines]
+    return [{k: v for k, v in line.items() if k not in timed} for line in read_metrics(run)]
 
 
 def wait_for_step(run, step, process):
-    for _ in range(600):
-        path = run / "metrics.jsonl"
-        if path.exists() and f'"step": {step}' in path.read_text():
-            return
-        assert process.poll() is None, "ended before it was stopped"
-        time.sleep(0.05)
-    raise AssertionError(f"step {step} never came")
+    path = run / "metrics.jsonl"
+
+    def is_there():
+        return path.exists() and f'"step": {step}' in path.read_text()
+
+    wait_for(is_there, process, f"step {step}")
 
 
-def stop_at(monkeypatch, step):
-    """As if SIGTERM had arrived during this iteration."""
+def stop_at(monkeypatch, step, number=signal.SIGTERM):
+    """As if a signal had arrived during this iteration."""
     original = loop.Trainer.advance
 
     def advance(self):
         found = original(self)
         if self.step == step:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
         return found
 
     monkeypatch.setattr(loop.Trainer, "advance", advance)

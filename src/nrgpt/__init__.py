@@ -6,24 +6,43 @@
 
     nrgpt.load("zoo:shakespeare_certified").generate("ROMEO:")
 
-Importing this package loads torch and nothing heavier.
+Importing this package loads nothing heavy: torch comes with the first name that needs it.
 """
 
-from .dynamics.trajectory import Step, Trajectory, stream_trajectory, trajectory
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from .hf.registration import watch
-from .interop.released import load_released
-from .language_model import LanguageModel
-from .model.certificate import Certificate, Finding, Guarantee
-from .model.config import ModelConfig
-from .model.energy import EnergyTerm, Readout, register
-from .model.init import normal, ones, parameter, zeros
-from .model.network import ParameterCounts
-from .model.registry import load_plugin
-from .text_model import TextModel, load
+
+if TYPE_CHECKING:
+    from .dynamics.trajectory import Step, Trajectory, stream_trajectory, trajectory
+    from .interop.released import load_released
+    from .language_model import LanguageModel
+    from .model.certificate import Certificate, Finding, Guarantee
+    from .model.config import ModelConfig
+    from .model.energy import EnergyTerm, Readout, register
+    from .model.init import normal, ones, parameter, zeros
+    from .model.network import ParameterCounts
+    from .model.registry import load_plugin
+    from .text_model import TextModel, load
 
 __version__ = "0.1.0"
 
 watch()  # transformers, if and when it is imported, learns of our models
+
+HOMES = {
+    "dynamics.trajectory": ("Step", "Trajectory", "stream_trajectory", "trajectory"),
+    "interop.released": ("load_released",),
+    "language_model": ("LanguageModel",),
+    "model.certificate": ("Certificate", "Finding", "Guarantee"),
+    "model.config": ("ModelConfig",),
+    "model.energy": ("EnergyTerm", "Readout", "register"),
+    "model.init": ("normal", "ones", "parameter", "zeros"),
+    "model.network": ("ParameterCounts",),
+    "model.registry": ("load_plugin",),
+    "text_model": ("TextModel", "load"),
+}
+"""Where each public name lives."""
 
 __all__ = [
     "Certificate",
@@ -48,3 +67,16 @@ __all__ = [
     "trajectory",
     "zeros",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in HOMES.items():
+        if name in names:
+            value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -7,6 +7,7 @@ allowed.
 import dataclasses
 import difflib
 import functools
+import math
 import numbers
 import types
 import typing
@@ -70,7 +71,29 @@ def checked(name: str, value: Any, hint: Any) -> Any:
     if is_stray_bool or not isinstance(value, wanted):
         words = " or ".join("None" if t is types.NoneType else t.__name__ for t in allowed)
         raise ValueError(f"{name} = {value!r}: must be of type {words}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{name} = {value!r}: must be a finite number")
+    if isinstance(value, int) and not -MOST_INT <= value <= MOST_INT:
+        raise ValueError(f"{name} = {value!r}: must be below 2^63")
+    if isinstance(value, tuple):
+        value = checked_parts(name, value, members)
     return value
+
+
+MOST_INT = 2**63 - 1
+"""The largest that torch can count to."""
+
+
+def checked_parts(name: str, value: tuple[Any, ...], members: Iterable[Any]) -> tuple[Any, ...]:
+    """A tuple whose parts all have the type that the annotation tuple[TYPE, ...] names."""
+    kinds = [typing.get_args(m)[0] for m in members if typing.get_origin(m) is tuple]
+    if not kinds:
+        return value
+    try:
+        return tuple(checked(name, part, kinds[0]) for part in value)
+    except ValueError:
+        kind = kinds[0].__name__
+        raise ValueError(f"{name} = {value!r}: must hold nothing but {kind}") from None
 
 
 def check_choice(name: str, value: Any, allowed: Iterable[Any]) -> None:

@@ -1,11 +1,15 @@
 """The command line as a user types it."""
 
 import errno
+import sys
 
 import pytest
 from typer.testing import CliRunner
 
+from nrgpt import __version__ as nrgpt_version
 from nrgpt.cli import app
+from tests.processes import finished
+from tests.runs import command
 
 ZOO = "zoo:listops_30_steps"
 QUICK = ["iterations=6", "eval_every=6", "eval_batches=1", "data.listops.test=5"]
@@ -103,7 +107,7 @@ def test_a_full_disk_outside_of_a_checkpoint(monkeypatch):
 def test_certificate_and_adaptive(tmp_path):
     nrgpt("train", "debug", "--to", "mine", *QUICK)
     said = nrgpt("certificate", "mine", "--texts", "2")
-    assert "no descent guaranteed" in said
+    assert "no descent is proved" in said
     assert "frozen past" in said
     said = nrgpt("convergence", "mine", "--texts", "2", "--steps", "20", "--to", "rest")
     assert "in parallel" in said
@@ -114,3 +118,61 @@ def test_certificate_and_adaptive(tmp_path):
     assert "did you mean 'energy'" in nrgpt("adaptive", "mine", "--rule", "enery", code=2)
     nrgpt("train", "debug", "--to", "plain", "model.block=rgpt", *QUICK)
     assert "has no energy" in nrgpt("adaptive", "plain", code=2)
+
+
+def test_the_outline_says_what_the_commands_say():
+    """Shown without loading torch."""
+    told = finished(command("--help"))
+    assert told.returncode == 0
+    assert (
+        told.stdout.split() == CliRunner().invoke(app, ["--help"], prog_name="nrgpt").stdout.split()
+    )
+    assert finished(command("--version")).stdout == f"nrgpt {nrgpt_version}\n"
+    assert nrgpt("--version") == f"nrgpt {nrgpt_version}\n"
+    code = "import sys, nrgpt.cli; sys.argv = ['nrgpt', '--help']\n"
+    code += "try: nrgpt.cli.main()\nexcept SystemExit: pass\nassert 'torch' not in sys.modules"
+    done = finished([sys.executable, "-c", code])
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["train", "debug", "random_steps=('a','b')"], "must hold nothing but int"),
+        (["train", "debug", "random_steps=(1.5,2.5)"], "must hold nothing but int"),
+        (["train", "debug", "optimiser.weight_decay=1e999"], "decay = inf: must be a finite"),
+        (["train", "debug", "model.width=10000000"], "takes at least"),
+        (["train", "debug", "model.vocab_size=9000000000000000000"], "more numbers than can be"),
+        (["train", "debug", "model.width=99999999999999999999"], "must be below 2^63"),
+        (["train", "debug", "batch=1000000000"], "GiB of memory"),
+        (["train", "debug", "--to", "x" * 300], "File name too long; choose another path"),
+        (["train", "debug", "data.folder="], "data.folder = '': must be a folder's path"),
+        (["train", "debug", "device=mps"], "this machine has no Apple GPU"),
+        (["export", ZOO, "--to", "."], "is the present folder; name a new one"),
+        (["verify", "nowhere"], "nowhere is not a run"),
+        (["sample", ZOO, "--checkpoint", "99999999999"], "keeps step-"),
+    ],
+)  # fmt: skip
+def test_more_mistakes_get_one_line(arguments, said):
+    output = nrgpt(*arguments, code=2).replace("\n", "")
+    assert said in output
+    assert "Traceback" not in output
+
+
+def test_extreme_sampling():
+    for options in (["--temperature", "1e-45"], ["--top-p", "1e-300"]):
+        assert nrgpt("sample", ZOO, "--tokens", "3", *options)
+
+
+def test_markup_in_a_path_is_text(tmp_path):
+    said = nrgpt("train", "debug", "--to", "runs[red]/x[/b]:smile:", *QUICK)
+    assert "everything is in runs[red]/x[/b]:smile:" in said.replace("\n", "")
+
+
+def test_evaluate_finds_out_first_that_it_cannot_write(tmp_path, monkeypatch):
+    nrgpt("train", "debug", "--to", "mine", *QUICK)
+    (tmp_path / "mine" / "evaluation.json").symlink_to(tmp_path / "elsewhere")
+    monkeypatch.setattr("nrgpt.cli.evaluation.losses", lambda *_: pytest.fail("it went to work"))
+    said = nrgpt("evaluate", "mine", code=2)
+    assert "evaluation.json is a link, and will not be written to" in said.replace("\n", "")
+    assert not (tmp_path / "elsewhere").exists()

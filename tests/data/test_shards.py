@@ -1,11 +1,9 @@
 """A dataset is complete or not there, faults are found and named, batches are a pure function."""
 
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
+import time  # noqa: F401 (for the code of processes)
 import zlib
 from pathlib import Path
 
@@ -16,6 +14,7 @@ import torch
 from nrgpt.data import shards
 from nrgpt.data.shards import DataError, Dataset, TokenStream, working_folder, write_dataset
 from nrgpt.data.tokenizer import SymbolTokenizer
+from tests.processes import output_of, started, wait_for
 
 LETTERS = SymbolTokenizer(list("abcdefghij"))
 BLOCK_TOKENS = shards.CHECKSUM_BLOCK // 2
@@ -110,7 +109,7 @@ def test_a_second_process_in_the_same_folder_is_refused(tmp_path):
 def start(code, folder):
     command = [sys.executable, "-c", f"from tests.data.test_shards import *\n{code}", str(folder)]
     root = Path(__file__).parents[2]
-    return subprocess.Popen(command, cwd=root, stderr=subprocess.PIPE, text=True)
+    return started(command, cwd=root, stderr=subprocess.PIPE, text=True)
 
 
 def test_a_full_disk_leaves_nothing_behind_and_says_where(tmp_path):
@@ -119,8 +118,8 @@ import resource
 resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
 write(Path(sys.argv[1]), random_tokens(100_000))
 """
-    process = start(code, tmp_path / "a")
-    _, errors = process.communicate(timeout=30)
+    with start(code, tmp_path / "a") as process:
+        _, errors = output_of(process)
     assert process.returncode == 1
     assert "OSError: [Errno 27] File too large: " in errors
     assert str(tmp_path / "a.writing") in errors
@@ -135,13 +134,8 @@ def slowly():
         yield random_tokens(2**20)
 write_dataset(Path(sys.argv[1]), LETTERS, {"train": slowly()}, source={})
 """
-    process = start(code, tmp_path / "a")
-    deadline = time.monotonic() + 30
-    while not (tmp_path / "a.writing" / "train-00000.bin").exists():
-        assert time.monotonic() < deadline, "the process does not write"
-        time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate(timeout=30)
+    with start(code, tmp_path / "a") as process:
+        wait_for((tmp_path / "a.writing" / "train-00000.bin").exists, process, "a shard")
     assert not (tmp_path / "a").exists()
     with pytest.raises(DataError, match="no such file"):
         Dataset.open(tmp_path / "a.writing")
@@ -313,3 +307,43 @@ def test_a_resident_stream_makes_the_same_batches(tmp_path, world):
         for rank in range(world):
             ours, theirs = (each.batch(rank=rank, **options) for each in (resident, stream))
             assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("place", ["a.writing", ".a.writing.lock", "a"])
+@pytest.mark.parametrize("target", ["file", "folder"])
+def test_links_are_not_followed(tmp_path, place, target):
+    victims = tmp_path / "victims"
+    (victims / "folder").mkdir(parents=True)
+    for name in ("file", "folder/file"):
+        (victims / name).write_text("mine")
+    (tmp_path / place).symlink_to(victims / target)
+    with pytest.raises((ValueError, OSError), match=r"link|exists already"):
+        write(tmp_path / "a")
+    assert (victims / "file").read_text() == (victims / "folder" / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "..", "", 3, None, "a\\b"])
+def test_a_manifest_names_files_of_its_folder_only(tmp_path, name):
+    write(tmp_path / "a", extra_files={"notes.txt": b"hello"})
+    edit_manifest(lambda manifest: manifest["splits"]["val"][0].update(file=name))(tmp_path / "a")
+    with pytest.raises(DataError, match="is not the name of a file in this folder") as said:
+        Dataset.open(tmp_path / "a")
+    assert "delete" not in str(said.value)
+
+
+@pytest.mark.parametrize("source", [[], "x", 3, None, {"listops": []}, {"kind": []}])
+def test_a_manifest_with_an_odd_source(tmp_path, source):
+    from nrgpt.train.config import DataConfig
+    from nrgpt.train.data import open_dataset
+
+    write(tmp_path / "a")
+    edit_manifest(lambda manifest: manifest.update(source=source))(tmp_path / "a")
+    with pytest.raises(ValueError, match=r"data\.folder: "):
+        open_dataset(DataConfig(task="listops", folder=str(tmp_path / "a")), 10)
+
+
+def test_a_manifest_of_a_million_brackets(tmp_path):
+    write(tmp_path / "a")
+    (tmp_path / "a" / "manifest.json").write_text("[" * 1_000_000)
+    with pytest.raises(DataError, match=r"manifest\.json: .*cannot be used"):
+        Dataset.open(tmp_path / "a")

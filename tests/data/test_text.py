@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import types
 
 import numpy as np
@@ -21,6 +20,7 @@ from nrgpt.data.text import prepare_hub, prepare_text
 from nrgpt.data.tokenizer import GPT2Tokenizer, SymbolTokenizer
 
 from ..data.test_tokenizer import use_small_ranks
+from ..processes import environment, output_of, started, wait_for
 
 LETTERS = SymbolTokenizer(list("abcdefghij \n"))
 END = "<|endoftext|>"
@@ -207,17 +207,16 @@ def test_killed_and_continued_gives_the_same_bytes(monkeypatch, tmp_path, small_
     source = write_text(tmp_path / "a.txt", documents())
     expected = prepare(source, tmp_path / "expected")
     (tmp_path / "killed.py").write_text(KILLED)
-    process = subprocess.Popen(
-        [sys.executable, tmp_path / "killed.py", source, tmp_path / "a", str(workers)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        stderr=subprocess.PIPE,
-    )
-    deadline = time.monotonic() + 30
-    while len(finished := sorted((tmp_path / "a.partial").glob("0*[!.tmp]"))) < 4:
-        assert time.monotonic() < deadline, "the process finishes nothing"
-        time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate(timeout=20)  # returns when no worker holds the pipe: none lives on
+    killed = [sys.executable, tmp_path / "killed.py", source, tmp_path / "a", str(workers)]
+
+    def made():
+        found = sorted((tmp_path / "a.partial").glob("0*[!.tmp]"))
+        return found if len(found) >= 4 else None
+
+    with started(killed, env=environment(), stderr=subprocess.PIPE) as process:
+        finished = wait_for(made, process, "a finished piece")
+        os.kill(process.pid, signal.SIGKILL)
+        output_of(process)  # returns when no worker holds the pipe: none lives on
     assert not (tmp_path / "a").exists()
     finished[0].write_bytes(finished[0].read_bytes()[:-1])  # as after a power cut
 
@@ -316,3 +315,19 @@ def test_a_missing_package_names_the_extra(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(ImportError, match=r"needs pyarrow.*pip install 'nrgpt\[data\]'"):
         prepare(source, tmp_path / "a")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_piece_that_vanishes_is_named(tmp_path, monkeypatch, small_pieces, workers):
+    source = write_text(tmp_path / "a.txt", documents())
+    write_dataset = text.write_dataset
+
+    def later(*arguments, **options):
+        next((tmp_path / "a.partial").glob("0*")).unlink()
+        return write_dataset(*arguments, **options)
+
+    monkeypatch.setattr(text, "write_dataset", later)
+    with pytest.raises(DataError, match=r"a\.partial.* has vanished .* run the same command again"):
+        prepare(source, tmp_path / "a", workers=workers)
+    monkeypatch.undo()
+    prepare(source, tmp_path / "a")

@@ -136,7 +136,9 @@ def test_gpt2_with_its_real_ranks():
 
 
 @needs_real_ranks
-@pytest.mark.skipif("NRGPT_SHAKESPEARE" not in os.environ, reason="NRGPT_SHAKESPEARE is not set")
+@pytest.mark.skipif(
+    "NRGPT_SHAKESPEARE" not in os.environ, reason="needs Shakespeare: NRGPT_SHAKESPEARE names it"
+)
 def test_shakespeare_has_as_many_gpt2_tokens_as_for_others():
     text = Path(os.environ["NRGPT_SHAKESPEARE"]).read_text()
     assert len(GPT2Tokenizer().encode(text)) == 338_025

@@ -14,7 +14,7 @@ import nrgpt
 from nrgpt.cli import app
 from nrgpt.data.tokenizer import SymbolTokenizer
 from nrgpt.dynamics import figures
-from nrgpt.dynamics.page import page_data, write_page
+from nrgpt.dynamics.page import record_of, write_page
 from nrgpt.dynamics.regularise import Toward
 from nrgpt.model.network import IGNORED_TARGET
 
@@ -75,7 +75,7 @@ def test_any_number_of_terms_is_shown(tmp_path):
     titles = [axis.get_title().replace(r"\$", "$") for axis in figures.energy_figure(seen).axes]
     assert titles[:4] == names
     figures.save(figures.heatmap_figure(seen, term="cost of $5"), tmp_path / "heatmap", ("png",))
-    assert list(page_data(seen, str, "", 0, 64)["curves"])[:4] == names
+    assert list(record_of(seen)["curves"])[:4] == names
 
 
 def test_the_heat_map_holds_the_changes():
@@ -121,6 +121,20 @@ def test_the_smallest_trajectory_and_one_without_energies(tmp_path, energies):
             figures.heatmap_figure(seen)
 
 
+def test_a_trajectory_draws_itself(tmp_path):
+    seen = watched()
+    assert repr(seen).startswith("Trajectory(5 steps of 2 x 7 tokens, mean energy ")
+    assert "mean loss" in repr(seen)
+    for what in ("energies", "heatmap", "readout"):
+        assert seen.plot(what, sample=1, tokens=4).axes
+    with pytest.raises(ValueError, match="what = 'energy': must be one of"):
+        seen.plot("energy")
+    path = seen.page(tmp_path / "new" / "x.html", label=HOSTILE.__getitem__)
+    assert path.stat().st_size > 10_000
+    step = next(nrgpt.stream_trajectory(randomised(config()), torch.zeros(1, 3, dtype=torch.long)))
+    assert repr(step).startswith("Step(energies: {total: 1 x 3, ")
+
+
 def test_tokens_are_made_visible():
     assert figures.visible(" a") == "␣a"
     assert figures.visible("\n\t") == "↵⇥"
@@ -162,22 +176,34 @@ def test_the_page_is_whole_whatever_the_texts(tmp_path):
     pages = {}
     for name, label in {"plain": str, "hostile": HOSTILE.__getitem__}.items():
         path = tmp_path / f"{name}.html"
-        write_page(seen, path, label, title="</script><b> DATA_OF_THE_PAGE", sample=1)
+        write_page(seen, path, label, title="</script><b> DATA", sample=1)
         pages[name] = Page(path.read_text(encoding="utf-8"))
     assert pages["hostile"].tags == pages["plain"].tags
     assert pages["hostile"].tags.count("script") == 2
     assert "b" not in pages["hostile"].tags
-    assert not {"src", "href"} & set(pages["plain"].attributes)  # nothing from elsewhere
-    data = json.loads(pages["hostile"].scripts[0])
-    assert data["title"] == "</script><b> DATA_OF_THE_PAGE"
+    assert "src" not in pages["plain"].attributes  # nothing from elsewhere
+    (data,) = json.loads(pages["hostile"].scripts[0])["models"]
+    assert data["name"] == "</script><b> DATA"
     assert data["texts"] == {n: HOSTILE[int(n)] for n in data["texts"]}
-    assert data["tokens"] == seen.idx[1].tolist()
-    assert data["targets"] == [*seen.targets[1, :-1].tolist(), None]
-    energy = torch.tensor(data["curves"]["energy"], dtype=torch.float64)
+    record = data["recorded"]
+    assert record["tokens"] == seen.idx[1].tolist()
+    assert record["targets"] == [*seen.targets[1, :-1].tolist(), None]
+    energy = torch.tensor(record["curves"]["energy"], dtype=torch.float64)
     assert torch.allclose(energy, seen.energies["total"][:, 1], rtol=1e-5)
-    assert data["curves"]["movement ‖Δg‖"][0] == [None] * 7
-    assert data["curves"]["loss if stopped here"][0][-1] is None
-    assert data["said"] == seen.top_tokens[:, 1].tolist()
+    assert record["curves"]["movement"][0] == [None] * 7
+    assert record["curves"]["loss"][0][-1] is None
+    assert record["said"] == seen.top_tokens[:, 1].tolist()
+
+
+def test_without_matplotlib_the_command_still_writes_its_page(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    words = ["trajectory", "zoo:listops_30_steps", "--text", "max(4,2) =", "--to", str(tmp_path)]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    assert "pip install 'nrgpt[plot]'" in result.output.replace("\n", " ")
+    assert (tmp_path / "index.html").stat().st_size > 10_000
+    assert not (tmp_path / "energies.png").exists()
 
 
 QUICK = ["iterations=6", "eval_every=6", "eval_batches=1", "data.listops.test=5"]

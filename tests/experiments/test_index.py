@@ -53,5 +53,5 @@ def test_there_are_not_too_many_files():
     command = ["git", "-C", str(EXPERIMENTS), "ls-files", "."]
     listed = subprocess.run(command, capture_output=True, text=True, check=False)
     if listed.returncode:
-        pytest.skip("no git repository")
+        pytest.skip("needs a git repository")
     assert len(listed.stdout.splitlines()) <= 500

@@ -310,3 +310,21 @@ def test_exported_code_goes_without_triton_kernels(exported):
     assert dispatch.HAS_KERNELS
     assert not module.HAS_KERNELS
     assert not module.HAS_TRITON
+
+
+def test_names_do_not_write_the_card(run, tmp_path):
+    name = 'x"; import os  # `a` <b> [c](d)'
+    card = (export_run(run, tmp_path / name) / "README.md").read_text(encoding="utf-8")
+    code = card.split("```python")[1].split("```")[0]
+    assert f"name = {json.dumps(name)}  #" in code
+    title = next(line for line in card.splitlines() if line.startswith("# "))
+    assert "\\<b\\>" in title
+    assert "\\[c\\]" in title
+
+
+def test_what_a_killed_export_left_is_cleared(run, tmp_path):
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    (tmp_path / f".mine.{dead.pid}").mkdir()
+    export_run(run, tmp_path / "mine")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]

@@ -82,7 +82,9 @@ def test_byte_pairs(tmp_path, monkeypatch):
     assert theirs("hell<|endoftext|>").input_ids == [*ours.encode("hell"), 50_256]
 
 
-@pytest.mark.skipif(GPT2_RANKS not in os.environ, reason=f"{GPT2_RANKS} is not set")
+@pytest.mark.skipif(
+    GPT2_RANKS not in os.environ, reason=f"needs GPT-2's vocabulary: {GPT2_RANKS} names it"
+)
 def test_all_of_gpt2(tmp_path):
     ours = GPT2Tokenizer()
     theirs = saved_and_loaded(ours, tmp_path)

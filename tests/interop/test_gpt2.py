@@ -9,6 +9,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from nrgpt import LanguageModel
 from nrgpt.hf import from_gpt2, to_gpt2
+from nrgpt.interop.weights import check_folder
 
 from .. import reference
 from ..models import config, randomised, relative, tokens, weights
@@ -140,3 +141,42 @@ def test_attention_biases_are_counted_start_at_zero_and_belong_to_the_baselines(
         assert model.get_parameter(f"blocks.0.attention.b_{letter}").eq(0).all()
     with pytest.raises(ValueError, match="attention_bias = True: must be left alone: block"):
         config(attention_bias=True)
+
+
+@pytest.mark.parametrize(
+    "named",
+    ["adapter_model.bin", "pytorch_model.bin", "x.safetensors.index.json", "../x.safetensors", 3],
+)
+def test_no_pickle_by_any_name(tmp_path, named):
+    """A configuration may name the file of its weights, and an index the files behind it."""
+    gpt2().save_pretrained(tmp_path)
+    torch.save({"a": torch.zeros(2)}, tmp_path / "adapter_model.bin")
+    index = {"metadata": {}, "weight_map": {"a": "adapter_model.bin"}}
+    (tmp_path / "x.safetensors.index.json").write_text(json.dumps(index))
+    config = tmp_path / "config.json"
+    fields = json.loads(config.read_text()) | {"transformers_weights": named}
+    config.write_text(json.dumps(fields))
+    with pytest.raises(ValueError, match=r"config\.json: transformers_weights = .*never opened"):
+        from_gpt2(tmp_path)
+
+
+def test_no_pickle_of_an_adapter(tmp_path):
+    gpt2().save_pretrained(tmp_path / "base")
+    (tmp_path / "base" / "model.safetensors").rename(tmp_path / "base" / "pytorch_model.bin")
+    (tmp_path / "own").mkdir()
+    named = {"base_model_name_or_path": str(tmp_path / "base")}
+    (tmp_path / "own" / "adapter_config.json").write_text(json.dumps(named))
+    (tmp_path / "own" / "adapter_model.safetensors").write_bytes(b"")
+    with pytest.raises(ValueError, match="pickle files can run any code"):
+        check_folder(tmp_path / "own")
+    (tmp_path / "own" / "adapter_config.json").write_text("{}")
+    (tmp_path / "own" / "adapter_model.safetensors").rename(tmp_path / "own" / "adapter_model.bin")
+    with pytest.raises(ValueError, match="pickle files can run any code"):
+        check_folder(tmp_path / "own")
+
+
+def test_a_file_that_is_no_safetensors_is_named(tmp_path):
+    gpt2().save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"garbage")
+    with pytest.raises(ValueError, match=f"{tmp_path}.*not a file of tensors"):
+        from_gpt2(tmp_path)

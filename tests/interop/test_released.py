@@ -187,3 +187,16 @@ def test_ambiguous_keys_ask_for_the_kind():
     assert load_released(square, "NRGPT_H_FF2", steps=T).cfg.feedforward == "ff2"
     with pytest.raises(ValueError, match="steps = 3: this GPT has 4 layers"):
         load_released(released_state_dict("GPT"), steps=3)
+
+
+ODD = ("blocks.attn.heads.100000000.H.weight", "blocks.attn.heads.07.H.x")
+
+
+@pytest.mark.parametrize("key", ODD)
+def test_numbers_in_names_are_bounded_by_what_is_there(key):
+    w = released_state_dict("NRGPT_H_FF2W") | {key: torch.zeros(1)}
+    with pytest.raises(ValueError, match="numbered from 0 without gaps"):
+        load_released(w, steps=T)
+    many = {f"blocks.{10**9}.sa.heads.0.key.weight": torch.zeros(1)}
+    with pytest.raises(ValueError, match="numbered from 0 without gaps"):
+        load_released(released_state_dict("GPT") | many, "GPT")

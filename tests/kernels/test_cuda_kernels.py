@@ -15,9 +15,10 @@ from nrgpt.kernels.plain import (
     plain_pair_force,
     plain_square_force,
 )
+from tests.cases import NEEDS_GPU
 from tests.models import relative
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason=NEEDS_GPU)
 
 ODD = (63, 145, 1000)
 LARGEST = {torch.float32: 2e-5, torch.bfloat16: 2e-2}

@@ -24,6 +24,7 @@ from nrgpt.data.listops import (
 from nrgpt.data.shards import Dataset
 from nrgpt.data.tokenizer import GPT2Tokenizer, SymbolTokenizer
 from nrgpt.measure.listops import Score, listops_accuracy
+from tests.cases import NEEDS_GPU
 
 CFG = dataclasses.replace(RELEASED, train=50, validation=10, test=40)
 TOKENIZER = CFG.tokenizer()
@@ -154,7 +155,7 @@ def test_a_model_that_learned_the_tests():
     assert model.training  # unchanged
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason=NEEDS_GPU)
 def test_on_the_models_own_device():
     model = LanguageModel(model_config(init_std=0.5)).double()
     here = listops_accuracy(model, TESTS, TOKENIZER)

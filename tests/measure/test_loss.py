@@ -63,7 +63,9 @@ def test_every_token_once(run, stride, monkeypatch):
     assert found.loss == pytest.approx(np.mean(losses), rel=1e-5)
 
 
-@pytest.mark.skipif(GPT2_RANKS not in os.environ, reason=f"{GPT2_RANKS} is not set")
+@pytest.mark.skipif(
+    GPT2_RANKS not in os.environ, reason=f"needs GPT-2's vocabulary: {GPT2_RANKS} names it"
+)
 def test_bits_per_byte():
     tokenizer = GPT2Tokenizer()
     text = "The naïve café — 東京 🙂 costs 3 €."

@@ -15,10 +15,58 @@ from nrgpt.dynamics.trajectory import trajectory
 from nrgpt.kernels import dispatch
 from nrgpt.train.config import OptimiserConfig
 from nrgpt.train.packed_step import PackedStep
-from nrgpt.train.presets import CERTIFIED
-from tests.models import BLOCKS, COUPLINGS, FEEDFORWARDS, MASKS, config, randomised, relative
+from nrgpt.train.presets import CERTIFIED, PRESETS, SETTLED
+from tests.cases import NEEDS_GPU
+from tests.models import (
+    BLOCKS,
+    COUPLINGS,
+    DESCENDING,
+    FEEDFORWARDS,
+    MASKS,
+    config,
+    randomised,
+    relative,
+)
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason=NEEDS_GPU)
+
+
+@pytest.mark.parametrize("fields", DESCENDING, ids=str)
+def test_gradients_of_settled_and_safeguarded_models(fields):
+    model = randomised(config(**fields), std=0.1 if fields.get("norm") == "none" else 0.3)
+    idx = torch.randint(11, (3, 13))
+    on_gpu = copy.deepcopy(model).cuda()
+    for m, i in ((model, idx), (on_gpu, idx.cuda())):
+        m(i, i)[1].backward()
+    for (name, ours), theirs in zip(on_gpu.named_parameters(), model.parameters(), strict=True):
+        if theirs.grad is not None:
+            assert relative(ours.grad.cpu(), theirs.grad) < 1e-9, name
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("runs", [1, 2])
+def test_a_settled_model_falls_in_recorded_bfloat16(runs, compiled):
+    """Trained as its preset is: recorded, perhaps compiled, under autocast. Its energies fall in
+    float32, and under autocast but for rounding."""
+    torch._dynamo.reset()
+    cfg = dataclasses.replace(PRESETS["shakespeare_nrgpt_settled"]().model, context=64)
+    models = [LanguageModel(cfg).cuda() for _ in range(runs)]
+    step = PackedStep(
+        models,
+        [OptimiserConfig(lr=1e-3, warmup=0)] * runs,
+        precision=lambda: torch.autocast("cuda", dtype=torch.bfloat16),
+        compile=compiled,
+        graph=True,
+    )
+    x, y = torch.randint(65, (2, runs, 8, 64), device="cuda")
+    exits = torch.stack([models[0].draw_exits(own, 0.15, 3) for own in x])
+    rates = torch.ones(runs, dtype=torch.float64, device="cuda")
+    losses = [step(x, y, None, exits, rates)[0].mean().item() for _ in range(8)]
+    assert losses[-1] < losses[0]
+    model = LanguageModel(cfg).cuda().eval()
+    model.load_state_dict({name: value[0] for name, value in step.weights.items()})
+    seen = trajectory(model, x[0], steps=2 * cfg.steps, readouts=False)
+    assert (seen.energies["total"].diff(dim=0) <= 0).all()
 
 
 @pytest.mark.parametrize("mask", MASKS)
@@ -106,7 +154,7 @@ def test_a_recorded_update_is_the_same_update(block, optimiser):
     for number in range(8):
         text = torch.randint(17, (2, 4, 65), device="cuda")
         rates = torch.full((2,), 1 / (1 + number), dtype=torch.float64, device="cuda")
-        losses = [s(text[..., :-1], text[..., 1:], None, rates)[0] for s in (plain, recorded)]
+        losses = [s(text[..., :-1], text[..., 1:], None, None, rates)[0] for s in (plain, recorded)]
         assert (losses[0] - losses[1]).abs().max() < 1e-4
     for name, weight in plain.weights.items():
         assert relative(recorded.weights[name], weight) < 1e-3, name
@@ -130,7 +178,7 @@ def test_a_recorded_update_in_bfloat16(compile, runs):
         for _ in range(8):
             text = torch.randint(17, (runs, 4, 65), device="cuda")
             rates = torch.ones(runs, dtype=torch.float64, device="cuda")
-            found, fine = step(text[..., :-1], text[..., 1:], None, rates)
+            found, fine = step(text[..., :-1], text[..., 1:], None, None, rates)
             assert fine.all()
         losses.append(found)
     assert (losses[0] - losses[1]).abs().max() < 1e-2
@@ -146,6 +194,8 @@ def test_a_recorded_update_in_bfloat16(compile, runs):
         (1, {"vocab_size": 17, "width": 272, "coupling": "full"}),  # attention by tiles
         (3, {"vocab_size": 65, "width": 136}),  # a weight whose numbers are no multiple of 32
         (3, {"vocab_size": 65, "width": 256, "heads": 8, "dropout": 0.15} | CERTIFIED),
+        (1, {"vocab_size": 40_000, "width": 128, "prelude_loops": 2} | SETTLED),
+        (3, {"vocab_size": 65, "width": 128} | SETTLED),
     ],
     ids=str,
 )
@@ -167,9 +217,9 @@ def test_what_is_compiled_computes_the_same(runs, fields, part):
         )
         if part == "gradients":
             if not step.is_proven:
-                step.prove(text[..., :-1], text[..., 1:], masks, None)
+                step.prove(text[..., :-1], text[..., 1:], masks, None, None)
             with step.computing():
-                losses = step.losses(text[..., :-1], text[..., 1:], masks, None)
+                losses = step.losses(text[..., :-1], text[..., 1:], masks, None, None)
             found.append(torch.autograd.grad(losses.sum(), step.leaves))
         else:
             torch.manual_seed(1)
@@ -182,6 +232,9 @@ def test_what_is_compiled_computes_the_same(runs, fields, part):
         assert relative(ours, theirs) < (1e-5 if part == "AdamW" else 5e-2)
 
 
+STILL = {name: value for name, value in SETTLED.items() if name != "block"}
+
+
 def talkative(**fields):
     model = randomised(dataclasses.replace(SMALL, tied=False, **fields)).float().cuda()
     with torch.no_grad():
@@ -192,7 +245,7 @@ def talkative(**fields):
 
 @pytest.mark.parametrize(
     "fields",
-    [{}, {"mask": "inclusive"}, {"coupling": "full"}, {"rate": "free_per_term"}],
+    [{}, {"mask": "inclusive"}, {"coupling": "full"}, {"rate": "free_per_term"}, STILL],
     ids=str,
 )
 @pytest.mark.parametrize("block", BLOCKS)

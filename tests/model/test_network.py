@@ -253,6 +253,11 @@ def test_compile_captures_one_graph(rate, feedforward):
     check_compiled(model, backend="aot_eager")
 
 
+@pytest.mark.parametrize("fields", DESCENDING[-6:], ids=str)
+def test_compile_captures_one_graph_of_settled_models(fields):
+    check_compiled(randomised(config(**fields)), backend="aot_eager")
+
+
 @pytest.mark.parametrize("block", ["gpt", "rgpt", "rgpt_parallel"])
 def test_compile_captures_one_graph_of_the_baselines(block):
     check_compiled(randomised(config(block=block)), backend="aot_eager")

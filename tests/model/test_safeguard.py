@@ -87,9 +87,13 @@ def test_no_energy_rises(kind, fields):
 
 
 @pytest.mark.parametrize("kind", NORMS)
-@pytest.mark.parametrize("eps", [0.0, 1e-5])
-def test_edges_are_finite(kind, eps):
+@pytest.mark.parametrize("eps", [0.0, 1e-5, 0.3])
+@pytest.mark.parametrize("curvature", [None, 0.5, 50.0])
+@pytest.mark.parametrize("margin", [0.0, 0.1])
+def test_edges_are_finite(kind, eps, curvature, margin):
     norm = random_norm(kind, eps)
+    bound = None if curvature is None else torch.tensor(curvature, dtype=torch.float64)
+    cone = Cone(norm, bound, margin)
     x = torch.randn(6, 9, dtype=torch.float64)
     u = x if norm.gamma is None else x / norm.gamma  # a force whose u is along x
     cases = {
@@ -102,13 +106,13 @@ def test_edges_are_finite(kind, eps):
     }
     for name, (start, end, force) in cases.items():
         leaves = [v.clone().requires_grad_() for v in (start, end, force)]
-        found = Cone(norm)(*leaves)
+        found = cone(*leaves)
         assert torch.isfinite(found).all(), name
         gain = ((norm(found) - norm(start)) * force).sum(-1)
         is_defined = gain.isfinite()  # without eps, the norm of zero is not
         assert is_defined.all() or eps == 0
         assert (gain[is_defined] >= -1e-9).all(), name
-        if name == "no force":
+        if name == "no force" and bound is None:
             assert torch.equal(found, end)
         assert found.abs().max() < 1e6, name
         for gradient in torch.autograd.grad(found.sum(), leaves, allow_unused=True):

@@ -112,7 +112,7 @@ def test_pruning_keeps_the_last_and_the_best_and_tidying_clears_what_crashes_lef
     for step in range(1, 7):
         save(tmp_path, step, model, optimisers)
     (tmp_path / ".unfinished-00000007-1").mkdir()
-    checkpoint.prune(tmp_path, keep=2, best=3)
+    checkpoint.prune(tmp_path, keep=2, needed=(3, None))
     assert checkpoint.tidy(tmp_path) == []
     assert sorted(p.name for p in tmp_path.iterdir()) == [f"step-0000000{i}" for i in (3, 5, 6)]
 

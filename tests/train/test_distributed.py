@@ -1,17 +1,21 @@
 """Several processes on one machine, as torchrun starts them."""
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from nrgpt.train.checkpoint import newest_valid
+from nrgpt.train.distributed import seconds_to_wait
+from tests.processes import finished, output_of, started, wait_for
+from tests.runs import wait_for_step
 
 SHORT = (
     "debug",
@@ -29,7 +33,7 @@ def torchrun(processes, *arguments):
 
 
 def run(*command, code=0):
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
+    done = finished(command)
     assert (done.returncode == 0) == (code == 0), done.stderr[-3000:]
     return done
 
@@ -92,15 +96,10 @@ def test_a_signal_to_one_process_stops_all_and_they_go_on(tmp_path, parallel):
         f"parallel={parallel}",
         "log_every=5",
     )
-    with subprocess.Popen(torchrun(2, *arguments, "--to", "run"), stderr=subprocess.PIPE) as agent:
-        metrics = tmp_path / "run" / "metrics.jsonl"
-        for _ in range(1200):
-            if metrics.exists() and '"step": 20' in metrics.read_text():
-                break
-            assert agent.poll() is None
-            time.sleep(0.05)
-        os.kill(worker_of(agent.pid, rank=1), signal.SIGTERM)
-        _, said = agent.communicate(timeout=120)
+    with started(torchrun(2, *arguments, "--to", "run"), stderr=subprocess.PIPE) as agent:
+        wait_for_step(tmp_path / "run", 20, agent)
+        os.kill(worker_of(agent, rank=1), signal.SIGTERM)
+        _, said = output_of(agent)
     assert b"saved at iteration" in said
     newest, faults = newest_valid(tmp_path / "run" / "checkpoints")
     assert newest is not None
@@ -113,16 +112,41 @@ def test_a_signal_to_one_process_stops_all_and_they_go_on(tmp_path, parallel):
 
 def worker_of(agent, rank):
     """The process that torchrun started with this rank."""
-    for _ in range(200):
-        listed = subprocess.run(
-            ["ps", "-o", "pid=", "--ppid", str(agent)], capture_output=True, text=True
-        )
-        for pid in map(int, listed.stdout.split()):
-            with open(f"/proc/{pid}/environ", "rb") as file:
-                if f"RANK={rank}".encode() in file.read().split(b"\0"):
-                    return pid
-        time.sleep(0.05)
-    raise AssertionError("no such worker")
+
+    def found():
+        for worker in psutil.Process(agent.pid).children():
+            with contextlib.suppress(psutil.Error):
+                if worker.environ().get("RANK") == str(rank):
+                    return worker.pid
+        return None
+
+    return wait_for(found, agent, f"the worker of rank {rank}")
+
+
+def test_a_rank_that_stands_still_does_not_hold_the_others(tmp_path, monkeypatch):
+    monkeypatch.setenv("NRGPT_TIMEOUT", "5")
+    arguments = ("debug", "iterations=100000", "log_every=5", "--to", "run")
+    pipes = {"stderr": subprocess.PIPE, "text": True}
+    with started(torchrun(2, *arguments), **pipes) as agent:
+        wait_for_step(tmp_path / "run", 20, agent)
+        still = worker_of(agent, rank=1)
+        os.kill(still, signal.SIGSTOP)
+        lines = []
+        while not any("had no answer from another one" in line for line in lines[-1:]):
+            lines.append(agent.stderr.readline())
+            assert lines[-1], "".join(lines)
+        os.kill(still, signal.SIGKILL)  # torchrun would wait half a minute for it
+        output_of(agent)
+    assert "process 0 had no answer" in lines[-1]
+    assert "NRGPT_TIMEOUT = 5 seconds" in lines[-1]
+    assert newest_valid(tmp_path / "run" / "checkpoints")[0] is not None
+
+
+def test_a_time_limit_that_is_none(monkeypatch):
+    for text in ("soon", "-1", "nan", "1e9"):
+        monkeypatch.setenv("NRGPT_TIMEOUT", text)
+        with pytest.raises(ValueError, match=r"NRGPT_TIMEOUT = '.*': must be a number of seconds"):
+            seconds_to_wait()
 
 
 NAN_ON_ONE = """

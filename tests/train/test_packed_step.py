@@ -10,7 +10,7 @@ from nrgpt.train.config import OptimiserConfig
 from nrgpt.train.optim import make_optimisers, set_rate
 from nrgpt.train.packed_optim import Flat, PackedOptimiser, newton_schulz
 from nrgpt.train.packed_step import PackedStep
-from tests.models import BLOCKS, config, randomised, relative
+from tests.models import BLOCKS, FREE, SETTLED, config, randomised, relative
 
 VARIANTS = [
     {},
@@ -19,6 +19,9 @@ VARIANTS = [
     {"rate": "free_per_step", "feedforward": "ff1", "dropout": 0.2},
     {"rate": "state", "norm": "rmsnorm", "learn_gamma": False},
     {"rate": "free_per_term", "feedforward": "ff2"},
+    {**SETTLED, **FREE, "safeguard": "cone", "prelude": 1, "prelude_loops": 2, "drive": True},
+    {**SETTLED, "safeguard": "cone", "prelude": 2, "dropout": 0.2},
+    {"mask": "inclusive", "safeguard": "cone"},
     *({"block": block, "dropout": 0.2} for block in BLOCKS[1:]),
 ]
 OPTIMISERS = [

@@ -1,13 +1,16 @@
 """Run folders as a reader finds them."""
 
+import shutil
+import threading
 from collections import Counter
 
 import pytest
 
 from nrgpt.train import checkpoint, loop
 from nrgpt.train.checkpoint import CheckpointError
-from nrgpt.train.runs import load_run
-from tests.runs import debug, final_weights, same
+from nrgpt.train.runs import is_finished, load_run, read_result
+from nrgpt.train.verify import accept_changes, verify_run
+from tests.runs import debug, final_weights, run_cli, same
 
 
 @pytest.fixture
@@ -51,3 +54,77 @@ def test_a_damaged_best_is_passed_over_and_a_damaged_step_that_is_asked_for_is_n
         load_run(tmp_path / "run", 8)
     with pytest.raises(FileNotFoundError, match=r"step = 5: .* keeps step-00000004, step-00000008"):
         load_run(tmp_path / "run", 5)
+
+
+def edited(path, change):
+    text = path.read_text(encoding="utf-8")
+    assert change[0] in text
+    path.write_text(text.replace(*change, 1), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("config.json", ('"norm_eps": 1e-05', '"norm_eps": 1e-04')),
+        ("config.json", ('"steps": 3', '"steps": 2')),
+        ("tokenizer.json", ('"sum', '"sam')),
+        ("result.json", ('"step": 6', '"step": 7')),
+    ],
+)
+def test_a_changed_file_is_noticed_by_every_reader_until_it_is_accepted(tmp_path, name, change):
+    run = tmp_path / "run"
+    loop.train(debug("iterations=6", "data.listops.test=5"), run)
+    assert all(not faults for _, faults in verify_run(run))
+    edited(run / name, change)
+    readers = {
+        "config.json": [lambda: load_run(run), lambda: loop.train(debug("iterations=6"), run)],
+        "tokenizer.json": [lambda: load_run(run).encode("max(1,2)")],
+        "result.json": [lambda: is_finished(debug("iterations=6"), run), lambda: read_result(run)],
+    }[name]
+    for read in readers:
+        with pytest.raises(ValueError, match=rf"{name} has changed .*--accept-changes"):
+            read()
+    assert [n for n, faults in verify_run(run) if faults] == [name]
+    assert accept_changes(run) == [name]
+    assert all(not faults for _, faults in verify_run(run))
+    for read in readers[:1]:
+        read()
+
+
+def test_verify_names_what_is_damaged(tmp_path):
+    run = tmp_path / "run"
+    loop.train(debug("iterations=6", "save_every=3", "data.listops.test=5"), run)
+    (run / "checkpoints" / "step-00000006" / "model.safetensors").write_bytes(b"damaged")
+    edited(run / "metrics.jsonl", ("loss", "lass"))
+    said = run_cli("verify", str(run), code=2)
+    assert "checkpoints/step-00000003: as it was written" in said.stdout
+    assert "step-00000006/model.safetensors: 7 bytes where" in said.stdout
+    assert "metrics.jsonl: " in said.stdout
+    assert "of 6 are not as they were written" in said.stderr
+    assert "as it was written" in run_cli("verify", "zoo:listops_30_steps").stdout
+
+
+def test_a_reader_beside_a_training_finds_a_checkpoint(tmp_path):
+    """With keep=1 a checkpoint may vanish between being chosen and being read."""
+    run = tmp_path / "run"
+    cfg = debug("iterations=6", "save_every=6", "eval_every=100", "keep=1")
+    loop.train(cfg, run)
+    stop = threading.Event()
+    folder = run / "checkpoints"
+
+    def train_on():
+        step = 6
+        while not stop.is_set():
+            shutil.copytree(folder / f"step-{step:08d}", folder / ".unfinished-1")
+            (folder / ".unfinished-1").rename(folder / f"step-{step + 1:08d}")
+            shutil.rmtree(folder / f"step-{step:08d}")
+            step += 1
+
+    trainer = threading.Thread(target=train_on)
+    trainer.start()
+    try:
+        for _ in range(60):
+            assert load_run(run).model.cfg == cfg.model
+    finally:
+        stop.set()
+        trainer.join()

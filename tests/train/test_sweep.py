@@ -139,3 +139,96 @@ def test_the_papers_grids_can_run(name, tmp_path, monkeypatch):
 def test_the_papers_grids_name_real_fields():
     known = known_names(PRESETS["debug"]())
     assert all(key in known for grid in GRIDS.values() for key in grid)
+
+
+def proposed(rows):
+    return [{key: row[key] for key in row if "." in key} for row in rows]
+
+
+RANGES = ("optimiser.lr=log(1e-4,1e-2)", "model.steps=int(1,3)")
+
+
+def test_a_search_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path, monkeypatch):
+    """Stopped between two trials, and within one. More than ten: then Optuna learns from them."""
+    monkeypatch.setattr(sweep, "train", lambda cfg, run: {sweep.OBJECTIVE: cfg.optimiser.lr})
+    monkeypatch.setattr(sweep, "show", lambda *_: None)
+    monkeypatch.setattr(sweep, "plot", lambda *_: None)
+    asked = []
+    carry_out = sweep.run_one
+    monkeypatch.setattr(sweep, "run_one", lambda *a: asked.append(a[1]) or carry_out(*a))
+    run(*RANGES, folder=tmp_path / "whole", trials=13)
+    whole = list(asked)
+    assert len({json.dumps(values) for values in whole}) == 13
+    asked.clear()
+    run(*RANGES, folder=tmp_path / "split", trials=4)
+    dies = lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)  # noqa: E731
+    for trials in (5, 9, 12):
+        with monkeypatch.context() as patch:
+            patch.setattr(sweep, "train", dies)
+            with pytest.raises(KeyboardInterrupt):
+                run(*RANGES, folder=tmp_path / "split", trials=trials)
+        asked.pop()
+        run(*RANGES, folder=tmp_path / "split", trials=trials)
+    run(*RANGES, folder=tmp_path / "split", trials=13)
+    assert asked == whole
+
+
+def test_impossible_proposals_are_passed_over_and_counted(tmp_path, capsys):
+    rows = run("model.heads=int(1,5)", folder=tmp_path / "s", trials=8)
+    assert len(rows) == 8
+    impossible = [row for row in rows if row.get("impossible")]
+    assert {row["model.heads"] for row in impossible} <= {3, 5}
+    assert {row["model.heads"] for row in rows if row not in impossible} <= {1, 2, 4}
+    assert impossible
+    said = capsys.readouterr().out.replace("\n", " ")
+    assert f"{len(impossible)} of 8 trials were impossible: heads = " in said
+    assert "not possible" in said
+    with pytest.raises(ValueError, match="heads = 3: must be a divisor"):
+        run("model.heads=int(3,3)", folder=tmp_path / "t", trials=2)
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["optimiser.lr=log(a,b)", "optimiser.lr=log(0,1)", "optimiser.lr=uniform(2,1)",
+     "model.heads=int(1.5,2)", "optimiser.lr=log(1,inf)", "optimiser.lr=log(1,1e999)"],
+)  # fmt: skip
+def test_ranges_that_are_none(tmp_path, given):
+    with pytest.raises(ValueError, match=r"must be \w+\(low,high\) with two"):
+        run(given, folder=tmp_path / "s", trials=1)
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_file_that_is_no_record_of_trials(tmp_path):
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / "sweep.db").write_bytes(b"garbage" * 1000)
+    with pytest.raises(ValueError, match=r"sweep\.db cannot be used .* move it away"):
+        run(*RANGES, folder=tmp_path / "s", trials=1)
+
+
+def test_two_searches_in_one_folder(tmp_path, monkeypatch):
+    from nrgpt.files import locked
+
+    (tmp_path / "s").mkdir()
+    with locked(tmp_path / "s" / "lock"), pytest.raises(TrainingError, match="is in use") as said:
+        run(*RANGES, folder=tmp_path / "s", trials=1)
+    assert said.value.code == 5
+
+
+@pytest.mark.parametrize(
+    "value", ["../../x", "/etc/passwd", "..", "a/b", "c" * 300, "ö" * 200, "\n", "..\\x"]
+)
+def test_no_value_leads_out_of_the_folder(value):
+    name = sweep.folder_name({"data.folder": value})
+    assert "/" not in name
+    assert "\\" not in name
+    assert len(name.encode()) <= 200
+    assert name != sweep.folder_name({"data.folder": value + "x"})
+    assert sweep.folder_name({"seed": 0, "model.width": 8}) == "model.width=8,seed=0"
+
+
+def test_a_folder_that_is_no_sweep_keeps_its_files(tmp_path):
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / "results.jsonl").write_text("mine")
+    with pytest.raises(ValueError, match=r"holds results\.jsonl but no runs"):
+        run("seed=0", folder=tmp_path / "s")
+    assert (tmp_path / "s" / "results.jsonl").read_text() == "mine"

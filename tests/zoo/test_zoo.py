@@ -45,6 +45,21 @@ def test_a_certified_model_descends():
     assert loss[-1].mean() < 2  # 4.2 if it had learned nothing; the beginning has little context
 
 
+def test_a_settled_model_descends_in_its_forward_pass():
+    """Single precision, twice the trained steps, all tokens at once; and it still answers."""
+    run = load_run(zoo.folder("listops_settled"))
+    model = run.model
+    assert model.certificate()
+    assert "in the forward pass" in str(model.certificate())
+    idx = torch.tensor([run.encode("max(4,median(1,5,3),2) = max(4,3,2) = 4")])
+    for steps in (5, 10):
+        seen = trajectory(model, idx, steps=steps, readouts=False)
+        assert (seen.energies["total"].diff(dim=0) < 0).all()
+        prompt = run.encode("max(4,median(1,5,3),2) =")
+        (answer,) = model.generate([prompt], max_new_tokens=40, stop=0, steps=steps)
+        assert run.decode(answer).split("=")[-1].strip().startswith("4")
+
+
 def test_thirty_steps_solve_an_expression():
     run = load_run(zoo.folder("listops_30_steps"))
     prompt = run.encode("max(4,median(1,5,3),2) =")

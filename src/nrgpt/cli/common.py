@@ -3,6 +3,7 @@
 import errno
 import functools
 import inspect
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,16 +14,20 @@ from rich.console import Console
 from typer import Argument, Option
 
 from .. import zoo
+from ..files import check_writable, refuse_links
 from ..model.registry import load_plugin
 from ..train.checkpoint import CheckpointError
 from ..train.distributed import device_named
 from ..train.faults import TrainingError
 from ..train.runs import Run, load_run
+from .outline import ABOUT, with_version
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EFBIG)
 WRONG_PATH = (
     errno.ENOENT, errno.EEXIST, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR,
+    errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTEMPTY, errno.ENXIO,
 )  # fmt: skip
+NO_MEMORY = re.compile("out of memory|can't allocate memory|not enough memory", re.IGNORECASE)
 
 
 def clear_errors(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -48,6 +53,11 @@ def clear_errors(command: Callable[..., Any]) -> Callable[..., Any]:
                 said, code = f"{error.filename}: {error.strerror}; choose another path", 2
             else:
                 raise
+        except (MemoryError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and not NO_MEMORY.search(str(error)):
+                raise
+            first = str(error).splitlines()[0] if str(error) else ""
+            said, code = f"out of memory: {first} (a smaller batch or model needs less)", 2
         except KeyboardInterrupt:
             said, code = "stopped at once", 130
         print(f"nrgpt: {said}", file=sys.stderr)
@@ -79,8 +89,7 @@ class Group(typer.core.TyperGroup):
 
 
 app = typer.Typer(
-    help="Energy-based GPTs: train them, watch them, use them. To use your own energies, give any "
-    "command [bold]--plugin MODULE[/bold], the module that registers them.",
+    help=ABOUT,
     cls=Group,
     # --step is the old name of --checkpoint.
     context_settings={
@@ -91,7 +100,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-screen = Console()
+app.callback()(with_version)
+screen = Console(markup=False, emoji=False)
 
 FREE_FORM = {"ignore_unknown_options": True}  # passes on --model.width=64 as it is
 Overrides = Annotated[
@@ -114,10 +124,19 @@ RunFolder = Annotated[
         help="A run folder, or zoo:NAME (see `nrgpt zoo`).", callback=zoo.resolve, metavar="RUN"
     ),
 ]
+
+
+def folder_to_write(folder: Path) -> Path:
+    """Create a folder for results, and find out now, not after the work, if that is possible."""
+    refuse_links(folder)
+    check_writable(folder)
+    return folder
+
+
 NewFolder = Annotated[Path, Option(help="Folder to create.")]
 Steps = Annotated[int | None, Option(help="Inference steps; default as trained.")]
 Checkpoint = Annotated[int | None, Option(help="Checkpoint, by its iteration; default the best.")]
-Device = Annotated[str, Option(help="auto, cpu or cuda.")]
+Device = Annotated[str, Option(help="auto, cpu, cuda or mps.")]
 
 
 def open_run(run: RunFolder, checkpoint: Checkpoint = None, device: Device = "auto") -> Run:

@@ -16,9 +16,20 @@ from ..dynamics.page import write_page
 from ..dynamics.plots import adaptive_figure, convergence_figure
 from ..dynamics.relax import Stop
 from ..dynamics.trajectory import trajectory as watch
+from ..explore.models import certificates
+from ..files import check_ours
+from ..language_model import LanguageModel
 from ..model.network import IGNORED_TARGET
 from ..train.runs import Run
-from .common import Steps, app, folder_for_results, open_run, screen, with_options_of
+from .common import (
+    Steps,
+    app,
+    folder_for_results,
+    folder_to_write,
+    open_run,
+    screen,
+    with_options_of,
+)
 
 Texts = Annotated[int, Option(help="Validation texts, each as long as the context.")]
 
@@ -32,6 +43,14 @@ def validation_texts(loaded: Run, count: int) -> tuple[Tensor, Tensor]:
     starts = length * np.arange(count)
     text = stream.windows(starts, length + 1).to(loaded.model.tokens.device)
     return text[:, :-1], text[:, 1:]
+
+
+def in_float64(model: LanguageModel) -> LanguageModel:
+    """Apple's GPUs do not have it, so there the CPU takes over."""
+    if model.tokens.device.type == "mps":
+        screen.print("device = 'mps' has no float64: this is computed on the CPU")
+        model = model.cpu()
+    return model.double()
 
 
 def table_of(title: str, *headings: str) -> Table:
@@ -55,21 +74,29 @@ def trajectory(
         bool, Option(help="Baselines have no energy: use --no-energies for them.")
     ] = True,
 ) -> None:
-    """Watch tokens on their energy landscapes: figures, numbers and an interactive page."""
+    """Watch tokens on their energy landscapes: figures, numbers and an interactive page.
+
+    `nrgpt explore` shows the same live, for any text that you type.
+    """
     if text is None:
         length = min(64, loaded.cfg.model.context)
         tokens = loaded.first_tokens(split, length + 1).read(0, length + 1).tolist()
     else:
         tokens = [*loaded.encode(text), IGNORED_TARGET]  # the next token is unknown
+    folder = folder_to_write(to or folder_for_results(loaded.folder) / "trajectory")
     both = torch.tensor([tokens], device=loaded.model.tokens.device)
     top = min(5, loaded.cfg.model.vocab_size)
     seen = watch(loaded.model, both[:, :-1], both[:, 1:], steps, energies=energies, top=top)
-    folder = to or folder_for_results(loaded.folder) / "trajectory"
     label = token_label(loaded.tokenizer)
-    files = write_figures(seen, folder, label)
+    try:
+        files = write_figures(seen, folder, label)
+    except ValueError as error:  # without matplotlib there is still the page
+        files = []
+        screen.print(f"no PNG and PDF: {error}", soft_wrap=True, markup=False)
     seen.save(folder / "trajectory.npz")
     title = f"{loaded.folder.name}, checkpoint {loaded.step}"
-    write_page(seen, folder / "index.html", label, title=title)
+    proved = certificates(loaded.model)
+    write_page(seen, folder / "index.html", label, title=title, certificates=proved)
     screen.print(
         f"{len(tokens) - 1} tokens over {seen.steps} steps (trained with {seen.trained_steps}), "
         f"checkpoint {loaded.step}"
@@ -82,7 +109,7 @@ def trajectory(
 @with_options_of(open_run)
 def certificate(loaded: Run, texts: Texts = 8, steps: Steps = None) -> None:
     """Is descent guaranteed? If not, which part prevents it, and what happens on real text?"""
-    model, idx = loaded.model.double(), None
+    model, idx = in_float64(loaded.model), None
     try:
         idx, _ = validation_texts(loaded, texts)
     finally:  # the proof needs no data
@@ -107,6 +134,9 @@ def adaptive(
     except ValueError:
         wanted = "numbers with commas between them"
         raise ValueError(f"tolerances = {tolerances!r}: must be {wanted}") from None
+    if to is not None:
+        folder_to_write(to.absolute().parent)
+        check_ours(to.with_suffix(".png"))
     rules = [Stop(rule, value, patience) for value in values]  # type: ignore[arg-type]
     idx, targets = validation_texts(loaded, texts)
     costs = loss_against_steps(loaded.model, idx, targets, rules, steps=steps)
@@ -137,7 +167,9 @@ def convergence(
     to: Annotated[Path | None, Option(help="Folder for the figures, as PNG.")] = None,
 ) -> None:
     """When do tokens come to rest, and do they return when pushed? Ctrl-C: use the steps so far."""
-    model = loaded.model.double()
+    if to is not None:
+        folder_to_write(to)
+    model = in_float64(loaded.model)
     idx, _ = validation_texts(loaded, texts)
     with torch.no_grad():
         *_, last = model.states(idx)

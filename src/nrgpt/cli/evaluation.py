@@ -16,7 +16,15 @@ from ..evaluate.text import load_measures, text_metrics
 from ..measure.listops import listops_accuracy
 from ..measure.loss import bits_of_text, split_loss
 from ..train.runs import Run
-from .common import Steps, app, folder_for_results, open_run, screen, with_options_of
+from .common import (
+    Steps,
+    app,
+    folder_for_results,
+    folder_to_write,
+    open_run,
+    screen,
+    with_options_of,
+)
 
 
 @app.command()
@@ -52,7 +60,7 @@ def evaluate(
     Prints the results and writes them to RUN/evaluation.json, one entry per set of settings.
     """
     home = folder_for_results(loaded.folder)
-    home.mkdir(parents=True, exist_ok=True)
+    folder_to_write(home)
     read_record(home)  # fails now, not after the work, if nothing can be added to it
     common = {"checkpoint": loaded.step, "steps": loaded.model.check_steps(steps)}
     of_split = common | {"split": split}

@@ -14,11 +14,12 @@ from .. import zoo
 from ..bench.suites import SUITES
 from ..bench.suites import profile as profile_training
 from ..check import check_choice
+from ..files import write_atomically
 from ..kernels.dispatch import explain
 from ..text_model import of_run
 from ..train.distributed import device_named
 from ..train.runs import Run
-from .common import Device, Steps, app, open_run, screen, with_options_of
+from .common import Device, Steps, app, folder_to_write, open_run, screen, with_options_of
 
 
 @app.command()
@@ -92,13 +93,14 @@ def bench(
     if compile is None:
         compile = where.type == "cuda"
     screen.print(explain(where))
-    to.mkdir(parents=True, exist_ok=True)
+    folder_to_write(to)
     for name in SUITES if suite == "all" else [suite]:
         reports = SUITES[name](where, compile=compile)
         for report in reports:
             screen.print(report.table())
         path = to / f"{name}.json"
-        path.write_text(json.dumps([dataclasses.asdict(report) for report in reports], indent=1))
+        fields = [dataclasses.asdict(report) for report in reports]
+        write_atomically(path, json.dumps(fields, indent=1))
         screen.print(f"written to {path}")
     if profile:
         print(profile_training(where, compile=compile, trace=to / "trace.json"))

@@ -128,7 +128,7 @@ def jsonl_rows(path: Path) -> Iterator[tuple[str, Any, int]]:
             continue
         try:
             yield place, json.loads(line), read
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(f"{place} (from byte {offset}): not JSON: {error}") from error
 
 

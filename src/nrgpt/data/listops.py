@@ -269,12 +269,12 @@ def read_tests(folder: Path) -> list[TestExpression]:
     if not path.is_file():
         raise FileNotFoundError(f"{path}: there is no such file; prepare_listops writes it")
     tests = []
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         try:
             fields: dict[str, Any] = json.loads(line)
             fields |= {name: tuple(fields[name]) for name in ("prompt", "solution")}
             tests.append(TestExpression(**fields))
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise ValueError(f"{path}, line {number}: not a test expression ({error})") from error
     return tests
 

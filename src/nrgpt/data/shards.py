@@ -10,7 +10,6 @@ The folder gets its name only when it is complete. Errors name the file and the 
 import bisect
 import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import itertools
 import json
@@ -25,12 +24,11 @@ import numpy as np
 import torch
 
 from ..check import check, check_choice
-from ..files import flush
+from ..files import InUse, flush, locked, make_folder, open_ours
 from .tokenizer import Tokenizer, load_tokenizer
 
 FORMAT = 1
 MANIFEST = "manifest.json"
-LOCK = ".lock"
 CHECKSUM_BLOCK = 1 << 20  # bytes per checksum: few enough to locate a fault
 
 
@@ -39,7 +37,7 @@ class DataError(ValueError):
 
 
 def fault(path: Path, offset: int, problem: str) -> DataError:
-    again = f"delete {path.parent} and prepare the data again"
+    again = "prepare the data again, in another folder or after removing this one"
     return DataError(f"{path}: byte {offset}: {problem}; {again}")
 
 
@@ -65,18 +63,19 @@ def refuse_existing(folder: Path) -> None:
 @contextlib.contextmanager
 def working_folder(folder: Path) -> Iterator[None]:
     """Create ``folder`` and lock it for this process. The lock ends with the process."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK).open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise BlockingIOError(f"{folder}: another process is preparing this data") from error
-        try:
-            yield
-        except OSError as error:
-            if error.errno and error.filename is None:
-                error.filename = str(folder)  # the error of a full disk names no file
-            raise
+    lock = folder.with_name(f".{folder.name}.lock")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with locked(lock):
+            try:
+                make_folder(folder)
+                yield
+            except OSError as error:
+                if error.errno and error.filename is None:
+                    error.filename = str(folder)  # the error of a full disk names no file
+                raise
+    except InUse:
+        raise BlockingIOError(f"{folder}: another process is preparing this data") from None
 
 
 def write_dataset(
@@ -96,7 +95,7 @@ def write_dataset(
     with working_folder(writing):
         try:
             refuse_existing(folder)  # again: another process may have finished it meanwhile
-            for left_by_a_killed_run in set(writing.iterdir()) - {writing / LOCK}:
+            for left_by_a_killed_run in writing.iterdir():
                 left_by_a_killed_run.unlink()
             written = {
                 split: write_split(writing, split, pieces, tokenizer.vocab_size, shard_tokens)
@@ -113,7 +112,6 @@ def write_dataset(
         except BaseException:
             shutil.rmtree(writing, ignore_errors=True)
             raise
-        (folder / LOCK).unlink()
     flush(folder.parent)
 
 
@@ -175,7 +173,7 @@ def first_outside(tokens: np.ndarray, vocab_size: int) -> int | None:
 def write_blocks(path: Path, blocks: Iterable[bytes]) -> list[int]:
     """Write a new file to the disk. Returns the checksum of each block."""
     crc32 = []
-    with path.open("xb") as file:
+    with open_ours(path, "xb") as file:
         for block in blocks:
             file.write(block)
             crc32.append(zlib.crc32(block))
@@ -204,7 +202,7 @@ class Dataset:
             check_files(path.parent, manifest, tokenizer, verify)
         except DataError:
             raise
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise fault(path, getattr(error, "pos", 0), f"cannot be used: {error!r}") from error
         return cls(path.parent, manifest, tokenizer, tokenizer.vocab_size)
 
@@ -228,11 +226,20 @@ def check_files(folder: Path, manifest: dict[str, Any], tokenizer: Tokenizer, ve
         if not shards:
             raise fault(folder / MANIFEST, 0, f"split {split!r} is empty")
         for shard in shards:
+            check_name(folder, shard["file"])
             check_shard(folder / shard["file"], shard, manifest["vocab_size"], verify)
     for name, crc32 in manifest["extra_files"].items():
-        path = folder / name
+        path = folder / check_name(folder, name)
         if not path.is_file() or (verify and [zlib.crc32(path.read_bytes())] != crc32):
             raise fault(path, 0, "missing, or with a wrong checksum")
+
+
+def check_name(folder: Path, name: Any) -> str:
+    """A manifest may name files of its own folder only."""
+    is_name = isinstance(name, str) and Path(name).name == name and "\\" not in name
+    if not is_name or name in ("", ".", ".."):
+        raise fault(folder / MANIFEST, 0, f"{name!r} is not the name of a file in this folder")
+    return name
 
 
 def check_shard(path: Path, shard: Mapping[str, Any], vocab_size: int, verify: bool) -> None:

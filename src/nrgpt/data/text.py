@@ -16,6 +16,7 @@ import zipfile
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from rich.progress import Progress, TextColumn
 
 from ..check import check
 from ..extras import need
+from ..files import open_ours
 from .documents import (
     PIECE_CHARACTERS,
     Document,
@@ -143,7 +145,12 @@ def prepare_documents(
     refuse_existing(folder)
     tokenizer.encode("")  # if something is missing, fail here and not in every worker
     partial = folder.with_name(folder.name + ".partial")
-    columns = (*Progress.get_default_columns(), TextColumn("{task.fields[tokens]:,} tokens"))
+    _, *usual = Progress.get_default_columns()
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        *usual,
+        TextColumn("{task.fields[tokens]:,} tokens", markup=False),
+    )
     with working_folder(partial):
 
         def tokenise(share: float) -> tuple[PieceMaker, list[Path], Counter[str], int]:
@@ -211,20 +218,27 @@ class PieceMaker:
             splits = self.read(path)
         except (FileNotFoundError, DataError):
             splits = self.tokenise(piece)
-            with path.with_suffix(".tmp").open("wb") as file:
+            unfinished = path.with_suffix(".tmp")
+            unfinished.unlink(missing_ok=True)
+            with open_ours(unfinished, "xb") as file:
                 np.savez(file, train=splits["train"], val=splits["val"])
-            path.with_suffix(".tmp").rename(path)
+            unfinished.replace(path)
         return path, {split: len(tokens) for split, tokens in splits.items()}
 
     def read(self, path: Path) -> dict[str, np.ndarray]:
         try:
             with path.open("rb") as file, np.load(file) as splits:  # a zip file, with checksums
                 return {split: splits[split] for split in ("train", "val")}
-        except (zipfile.BadZipFile, ValueError, EOFError, KeyError) as error:
+        except (zipfile.BadZipFile, ValueError, EOFError, KeyError, RecursionError) as error:
             raise DataError(f"{path}: {error}; prepare the data again to replace it") from error
 
     def read_all(self, paths: Iterable[Path], split: str) -> Iterator[np.ndarray]:
-        return (self.read(path)[split] for path in paths)
+        try:
+            yield from (self.read(path)[split] for path in paths)
+        except FileNotFoundError as error:
+            raise DataError(
+                f"{error.filename} has vanished since it was written; run the same command again"
+            ) from error
 
     def tokenise(self, piece: Piece) -> dict[str, np.ndarray]:
         tokenizer = self.tokenizer
@@ -265,6 +279,10 @@ def in_parallel(
                     yield oldest, future.result()
             for piece, future in waiting:
                 yield piece, future.result()
+        except BrokenProcessPool as error:
+            raise DataError(
+                "a process that tokenises was killed (out of memory?); the same command continues"
+            ) from error
         finally:
             pool.shutdown(cancel_futures=True)
 

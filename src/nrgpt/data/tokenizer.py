@@ -55,6 +55,14 @@ class Tokenizer(ABC):
         """Of byte pairs: how many bytes of text each token stands for."""
         return None
 
+    def missing(self) -> str | None:
+        """Why texts cannot be encoded and decoded on this machine, or None if they can."""
+        try:
+            self.encode("")
+        except (ValueError, OSError) as error:
+            return str(error)
+        return None
+
     def fingerprint(self) -> str:
         """The sha256 of ``spec``, which defines every token."""
         return hashlib.sha256(json.dumps(self.spec(), sort_keys=True).encode()).hexdigest()
@@ -87,7 +95,9 @@ class SymbolTokenizer(Tokenizer):
         )
 
     def decode(self, tokens: Sequence[int]) -> str:
-        return "".join(self.symbols[token] for token in tokens)
+        """A model may have more tokens than there are symbols; these become \ufffd."""
+        known, size = self.symbols, self.vocab_size
+        return "".join(known[token] if 0 <= token < size else "\ufffd" for token in tokens)
 
     def spec(self) -> dict[str, Any]:
         return {"kind": "symbols", "symbols": self.symbols}

@@ -52,7 +52,10 @@ class Sampling:
 
     def probabilities(self, logits: Tensor, said: Tensor | None) -> Tensor:
         """Of each token, at a temperature above 0."""
-        logits = self.penalised(logits, said) / self.temperature
+        logits = self.penalised(logits, said)
+        # The largest becomes 0: divided by a tiny temperature, it would be infinite.
+        heat = max(self.temperature, torch.finfo(logits.dtype).tiny)
+        logits = (logits - logits.amax(-1, keepdim=True)) / heat
         if self.top_k is not None and self.top_k < logits.shape[-1]:
             least = logits.topk(self.top_k).values[:, -1:]
             logits = logits.masked_fill(logits < least, float("-inf"))
@@ -61,7 +64,7 @@ class Sampling:
             ordered, order = probabilities.sort(descending=True)
             likelier = ordered.cumsum(-1) - ordered  # the probability of all before this one
             dropped = torch.empty_like(likelier, dtype=torch.bool)
-            dropped.scatter_(-1, order, likelier >= self.top_p)
+            dropped.scatter_(-1, order, (likelier >= self.top_p) & (likelier > 0))
             probabilities = probabilities.masked_fill(dropped, 0)
         return probabilities
 
@@ -130,6 +133,14 @@ def stream(
     return run(decoder, max_new_tokens, stops, sampling or Sampling(), generator)
 
 
+def check_sound(is_sound: Tensor) -> None:
+    if not is_sound:
+        raise ValueError(
+            "the model's logits are not finite, so no token is the likeliest: its weights are "
+            "damaged, or it diverged in training"
+        )
+
+
 def run(
     decoder: Decoder,
     max_new_tokens: int,
@@ -140,10 +151,16 @@ def run(
     said = decoder.said() if sampling.repetition_penalty != 1 else None
     rows = list(range(len(decoder.texts)))
     running = set(rows)
+    is_sound = torch.ones((), dtype=torch.bool, device=decoder.device)
     for number in range(max_new_tokens + decoder.lead):
         if number < max_new_tokens:
             with torch.no_grad():
                 logits = decoder.next_logits()
+                is_sound = is_sound & logits.isfinite().all()
+                if decoder.lead == 0:
+                    check_sound(is_sound)
+                else:  # looking would make the device wait for each token; drawing must not fail
+                    logits = torch.where(is_sound, logits, 0)
                 chosen = sampling.choose(logits, said, generator)
                 if said is not None:
                     said.scatter_(1, chosen[:, None], True)
@@ -155,9 +172,10 @@ def run(
         running -= {row for row, token in new.items() if token in stops}
         yield {row: token for row, token in new.items() if row in running}
         if not running:
-            return
+            break
         if len(running) < len(rows) and decoder.lead == 0:
             kept = [i for i, row in enumerate(rows) if row in running]
             rows = [rows[i] for i in kept]
             decoder.keep_rows(kept)
             said = None if said is None else said[kept]
+    check_sound(is_sound)

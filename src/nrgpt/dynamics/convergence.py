@@ -36,8 +36,10 @@ from ..model.step import Extra
 from .field import Field
 from .meaning import rank_correlation
 from .relax import relax
+from .short import short
 
 
+@short
 @dataclass(frozen=True)
 class Transients:
     tolerance: float
@@ -110,6 +112,7 @@ def transients(
     return Transients(tolerance, model.cfg.steps, torch.stack(moves), x)
 
 
+@short
 @dataclass(frozen=True)
 class Stability:
     distances: Tensor

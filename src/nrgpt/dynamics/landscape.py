@@ -18,6 +18,7 @@ from ..model.network import Network
 from ..model.norm import LayerNorm, NoNorm
 from ..model.step import Extra
 from .field import Field
+from .short import short
 
 Function = Callable[[Tensor], Tensor]
 
@@ -136,6 +137,7 @@ def gradient(f: Function, surface: Flat, u: Tensor) -> Tensor:
     return surface.tangent(u, torch.func.grad(lambda u: f(u).sum())(u))
 
 
+@short
 @dataclass(frozen=True)
 class Minima:
     start: Tensor

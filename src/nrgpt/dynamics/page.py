@@ -1,15 +1,13 @@
-"""A trajectory as one HTML page to hover over. It needs no server and no other file.
+"""A trajectory, or a survey of a landscape, as one HTML page to look around in: the explorer
+(nrgpt.explore) with a recording in place of a model. It needs no server and no other file."""
 
-page.html is the page without its data.
-"""
-
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from ..explore.page import page
 from ..model.network import IGNORED_TARGET
 from .figures import Label
 from .trajectory import Trajectory, energy_name
@@ -23,49 +21,60 @@ def write_page(
     title: str = "trajectory",
     sample: int = 0,
     tokens: int = 64,
+    **more: Any,
 ) -> None:
-    """One sample's first tokens. ``label`` turns a token's number into its text; hovering shows the
-    ``top`` tokens that the trajectory was made with."""
+    """One sample's first tokens. ``label`` turns a token's number into its text; the page shows the
+    ``top`` tokens that the trajectory was made with. ``more`` is for the page as it is: a
+    ``landscape``, ``certificates``."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    values = page_data(seen, label, title, sample, tokens)
-    data = json.dumps(values, separators=(",", ":"), allow_nan=False)
-    # Whatever a text holds, no tag can begin or end inside <script>.
-    data = data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-    template = Path(__file__).with_suffix(".html").read_text(encoding="utf-8")
-    path.write_text(template.replace("DATA_OF_THE_PAGE", data), encoding="utf-8")
+    shown = recording(seen, label, title, sample, tokens)
+    shown["recorded"]["landscape"] = more.pop("landscape", None)
+    path.write_text(page([shown | more]), encoding="utf-8", errors="replace")
 
 
-def page_data(
-    seen: Trajectory, label: Label, title: str, sample: int, tokens: int
+def recording(
+    seen: Trajectory, label: Label, title: str, sample: int = 0, tokens: int = 64
 ) -> dict[str, Any]:
-    part = (slice(None), sample, slice(tokens))
-    watched = {energy_name(term): energy for term, energy in seen.energies.items()} | {
-        "force ‖∂E/∂g‖": seen.force,
-        "size ‖x‖": seen.size,
-        "movement ‖Δg‖": seen.move,
-        "entropy": seen.entropy,
-        "loss if stopped here": seen.loss,
+    """What the page is told in place of a model; the same as ``about`` of nrgpt.explore.models."""
+    record = record_of(seen, sample, tokens)
+    numbers = {*record["tokens"], *(record["targets"] or ())} - {None}
+    numbers |= {n for state in record["said"] for token in state for n in token}
+    texts = {n: label(n) for n in sorted(numbers)}
+    return {
+        "name": title,
+        "what": "",
+        "steps": seen.trained_steps,
+        "context": len(record["tokens"]),
+        "symbols": None,
+        "texts": texts,
+        "examples": ["".join(texts[n] for n in record["tokens"])],
+        "terms": [name for name in seen.energies if name != "total"],
+        "certificates": None,
+        "recorded": record,
     }
+
+
+def record_of(seen: Trajectory, sample: int = 0, tokens: int | None = None) -> dict[str, Any]:
+    """Tokens, curves by name (states, tokens), and what the model would say."""
+    part = (slice(None), sample, slice(tokens))
+    watched = {energy_name(term): energy for term, energy in seen.energies.items()}
+    watched |= {name: getattr(seen, name) for name in ("force", "size", "entropy", "loss")}
     curves = {name: rows(value[part]) for name, value in watched.items() if value is not None}
     idx = seen.idx[sample, :tokens].tolist()
     # A state has moved since the one before it; the first has not.
-    curves["movement ‖Δg‖"].insert(0, [None] * len(idx))
+    curves["movement"] = [[None] * len(idx), *rows(seen.move[part])]
     top_tokens, chances = seen.said()
-    said = top_tokens[part].tolist()
-    targets = [None] * len(idx)
+    targets = None
     if seen.targets is not None:
         given = seen.targets[sample, :tokens].tolist()
         targets = [None if token == IGNORED_TARGET else token for token in given]
-    numbers = {n for state in said for token in state for n in token} | {*idx, *targets} - {None}
     return {
-        "title": title,
-        "trained": seen.trained_steps,
         "tokens": idx,
         "targets": targets,
+        "steps": seen.steps,
         "curves": curves,
-        "said": said,
+        "said": top_tokens[part].tolist(),
         "chances": [rows(state) for state in chances[part]],
-        "texts": {n: label(n) for n in sorted(numbers)},
     }
 
 

@@ -8,8 +8,10 @@ from torch import Tensor
 
 from ..check import check
 from .landscape import Flat, Function, gradient, minimise
+from .short import short
 
 
+@short
 @dataclass(frozen=True)
 class Path:
     points: Tensor
@@ -65,6 +67,7 @@ def spread(surface: Flat, points: Tensor) -> Tensor:
     return surface.retract(points[right - 1] + share[:, None] * (points[right] - points[right - 1]))
 
 
+@short
 @dataclass(frozen=True)
 class Basins:
     minima: Tensor
@@ -126,6 +129,7 @@ def escape_times(
     return times
 
 
+@short
 @dataclass(frozen=True)
 class Slice:
     """Energies on a plane through a landscape. On a sphere it is like a map of the globe: straight

@@ -15,6 +15,7 @@ from ..check import check, check_choice
 from ..model.network import Network
 from ..model.step import Extra, Observation
 from .field import Field
+from .short import short
 from .solvers import Plain, Solver
 
 RuleName = Literal["energy", "force", "entropy", "kl", "argmax"]
@@ -92,6 +93,7 @@ class Arrivals:
         self.before = None if self.before is None else self.before[rows, columns]
 
 
+@short
 @dataclass(frozen=True)
 class Relaxed:
     x: Tensor

@@ -9,15 +9,20 @@ with the whole head at every step, which ``readouts=False`` leaves out.
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..check import check_choice
 from ..model.network import IGNORED_TARGET, Network
 from ..model.step import Extra, Plan
+from .short import short
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 LOGITS_AT_ONCE = 1 << 22
 """Logits made at a time. With a large vocabulary, those of all tokens would need more memory than
@@ -45,6 +50,7 @@ class Watched:
     top_probabilities: Tensor | None
 
 
+@short
 @dataclass(frozen=True, kw_only=True)
 class Step(Watched):
     """The state after ``t`` steps."""
@@ -61,11 +67,6 @@ class Trajectory(Watched):
     targets: Tensor | None
     trained_steps: int
     move: Tensor
-
-    def __repr__(self) -> str:
-        texts, tokens = self.idx.shape
-        energies = f", energies {', '.join(self.energies)}" if self.energies else ""
-        return f"Trajectory({self.steps} steps, {texts} x {tokens} tokens{energies})"
 
     @property
     def steps(self) -> int:
@@ -87,6 +88,36 @@ class Trajectory(Watched):
         if self.loss is None:
             raise ValueError("no loss without targets; pass them to trajectory()")
         return self.loss.flatten(1).nanmean(1)
+
+    def __repr__(self) -> str:
+        states, batch, tokens = self.size.shape
+        told = [f"{states - 1} steps of {batch} x {tokens} tokens"]
+        if self.energies:
+            total = self.energies["total"].double()
+            told.append(f"mean energy {total[0].mean():.4g} -> {total[-1].mean():.4g}")
+        if self.loss is not None:
+            loss = self.mean_loss()
+            told.append(f"mean loss {loss[0]:.4g} -> {loss[-1]:.4g}")
+        return f"Trajectory({', '.join(told)})"
+
+    def plot(self, what: str = "energies", **options: Any) -> "Figure":
+        """A matplotlib figure of one text: its "energies" over the steps, a "heatmap" of how each
+        step changes them, or the "readout", what the model would say after each step. The options
+        are those of the functions in nrgpt.dynamics.figures: ``sample``, ``tokens``, ``label``."""
+        from .figures import energy_figure, heatmap_figure, readout_figure
+
+        drawn = {"energies": energy_figure, "heatmap": heatmap_figure, "readout": readout_figure}
+        check_choice("what", what, drawn)
+        figure: Figure = drawn[what](self, **options)
+        return figure
+
+    def page(self, path: Path | str = "trajectory.html", **options: Any) -> Path:
+        """Write one HTML file to look around in, and return its path. The options are those of
+        nrgpt.dynamics.page.write_page: ``label`` turns a token's number into its text."""
+        from .page import write_page
+
+        write_page(self, Path(path), **options)
+        return Path(path)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Everything by name, for np.savez; energies are called energy_NAME."""

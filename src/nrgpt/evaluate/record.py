@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..files import write_atomically
+from ..files import read_json, write_atomically
 
 FILE = "evaluation.json"
 
@@ -21,7 +21,7 @@ def read_record(run: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     try:
-        entries = json.loads(path.read_text())["entries"]
+        entries = read_json(path)["entries"]
         if not all("settings" in entry for entry in entries):
             raise ValueError("an entry has no settings")
     except (ValueError, KeyError, TypeError) as error:

@@ -1,6 +1,7 @@
 """The model card of an export."""
 
 import json
+import re
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -8,12 +9,13 @@ from typing import Any
 import torch
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
+from ..files import read_sealed
 from ..train.runs import Run
 
 TESTED = "transformers 5.22, tokenizers 0.23, peft 0.21, torch 2.13"
 
 CARD = """\
-# {name}
+# {title}
 
 {kind} of width {cfg.width} with {cfg.heads} heads and {cfg.steps} {steps}, for texts of up to \
 {cfg.context} tokens. This is the checkpoint after {step:,} iterations of training with nrgpt \
@@ -28,7 +30,7 @@ CARD = """\
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-name = "{name}"  # or the folder that this file is in
+name = {quoted}  # or the folder that this file is in
 tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=True)
 model = AutoModelForCausalLM.from_pretrained(name, trust_remote_code=True)
 
@@ -90,7 +92,8 @@ def write_card(run: Run, folder: Path, name: str) -> None:
     if data.task == "listops":
         notes.append("Expressions may be written in the usual notation; commas are not tokens.")
     text = CARD.format(
-        name=name,
+        quoted=json.dumps(name),
+        title=re.sub(r"([^\w .,=/-])", r"\\\1", " ".join(name.split())),
         kind=KINDS[cfg.block],
         cfg=cfg,
         steps="layers" if cfg.block == "gpt" else "inference steps",
@@ -131,7 +134,7 @@ def eval_results(run: Run) -> list[EvalResult] | None:
 def result_of(run: Run) -> dict[str, Any]:
     """Empty if the run has not finished."""
     path = run.folder / "result.json"
-    return dict(json.loads(path.read_text())) if path.is_file() else {}
+    return dict(read_sealed(path)) if path.is_file() else {}
 
 
 def facts(run: Run) -> dict[str, str]:

@@ -30,8 +30,8 @@ def write_code(folder: Path) -> None:
     for name, text in flat_modules().items():
         (folder / f"{name}.py").write_text(text, encoding="utf-8")
     config = folder / "config.json"
-    fields = json.loads(config.read_text()) | {"auto_map": AUTO_MAP}
-    config.write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n")
+    fields = json.loads(config.read_text(encoding="utf-8")) | {"auto_map": AUTO_MAP}
+    config.write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def flat_modules() -> dict[str, str]:

@@ -1,11 +1,13 @@
 """A run as a folder that Hugging Face's tools can load, with or without nrgpt installed."""
 
+import glob
 import os
 import shutil
 from pathlib import Path
 
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
+from ..files import unfinished_of_dead
 from ..language_model import LanguageModel
 from ..train.runs import Run, load_run
 from .card import write_card
@@ -20,6 +22,9 @@ def export_run(
     """Write config, weights, tokenizer, generation config, model card and code into ``to``, which
     must not exist or be empty. It only appears once complete. ``name`` is the card's title."""
     to = Path(to)
+    if to.resolve() == Path.cwd():
+        raise ValueError(f"{to} is the present folder; name a new one")
+    to = to.absolute()
     is_empty = to.is_dir() and not any(to.iterdir())
     if os.path.lexists(to) and not is_empty:
         raise FileExistsError(
@@ -32,6 +37,9 @@ def export_run(
     )
     wrapper.generation_config = generation_config(tokenizer)
     unfinished = to.with_name(f".{to.name}.{os.getpid()}")
+    if to.parent.is_dir():
+        for left in unfinished_of_dead(to.parent, glob.escape(to.name)):
+            shutil.rmtree(left, ignore_errors=True)
     try:
         unfinished.mkdir(parents=True)
         wrapper.save_pretrained(unfinished)

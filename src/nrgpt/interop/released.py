@@ -190,5 +190,13 @@ def guess_kind(theirs: Mapping[str, Tensor]) -> str:
 
 
 def count(theirs: Mapping[str, Tensor], numbered: str) -> int:
-    """One more than the largest number that the pattern matches in the keys."""
-    return 1 + max((int(n) for key in theirs for n in re.findall(numbered, key)), default=-1)
+    """How many numbers the pattern matches in the keys, which must be 0, 1, 2, ..."""
+    found = {n for key in theirs for n in re.findall(numbered, key)}
+    wanted = {str(n) for n in range(len(found))}
+    if found != wanted:
+        odd = min(found - wanted)[:20]
+        raise ValueError(
+            f"this state dict has {len(found)} parts {numbered!r}, but one of them is numbered "
+            f"{odd}; they must be numbered from 0 without gaps"
+        )
+    return len(found)

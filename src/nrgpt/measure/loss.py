@@ -71,7 +71,8 @@ def split_loss(
     size = min(32, rows_at_once(model)) if size is None else size
     device = model.tokens.device
     length = min(context, len(stream) - 1)
-    total, tokens = torch.zeros((), dtype=torch.float64, device=device), 0
+    exact = torch.device("cpu") if device.type == "mps" else device  # Apple's have no float64
+    total, tokens = torch.zeros((), dtype=torch.float64, device=exact), 0
     batches = batches_of_windows(len(stream), context, stride, size)
     for windows in track(batches, "loss", console=Console(stderr=True), disable=not progress):
         rows = [torch.from_numpy(stream.read(start, length + 1)) for start, _ in windows]
@@ -81,7 +82,7 @@ def split_loss(
         logits, _ = model(text[:, :-1], steps=steps, last=last, dropout=False)
         losses = plain_loss(logits, text[:, -last:], reduction="none").view(-1, last)
         is_counted = torch.arange(last, device=device) >= last - counted[:, None]
-        total += losses.double()[is_counted].sum()
+        total += losses[is_counted].to(exact).double().sum()
         tokens += sum(count for _, count in windows)
     return SplitLoss(total.item() / tokens, tokens, context - stride + 1)
 

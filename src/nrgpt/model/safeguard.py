@@ -105,11 +105,16 @@ class Cone(NamedTuple):
         R = ((W * B).square() + m.square()).sqrt().clamp(min=numbers.tiny)
         sine = k * B / R
         is_out_of_reach = sine >= 1
-        sine = sine.clamp(-1, 1 - numbers.eps)
-        other = (1 - sine.square()).sqrt()
-        least = tangent(sine * W * B - other * m, other * W * B + sine * m, -math.inf)
-        most = tangent(sine * W * B + other * m, sine * m - other * W * B, math.inf)
-        push = torch.minimum(torch.maximum(A, B * least), B * most) - A
+        sine = sine.clamp(numbers.eps - 1, 1 - numbers.eps)
+        cosine = (1 - sine.square()).sqrt()
+        # Of the least and the largest phi, as far as they are within (-pi/2, pi/2).
+        sine_of_least, cosine_of_least = sine * W * B - cosine * m, cosine * W * B + sine * m
+        sine_of_most, cosine_of_most = sine * W * B + cosine * m, sine * m - cosine * W * B
+        flat = 1e-6 * R
+        is_out_of_reach |= (sine_of_least > 0) & (cosine_of_least.abs() < flat)
+        least = quotient(B * sine_of_least, cosine_of_least, flat, -math.inf)
+        most = quotient(B * sine_of_most, cosine_of_most, flat, math.inf)
+        push = torch.minimum(torch.maximum(A, least), most) - A
         return torch.where(is_out_of_reach, x, y + push * e)
 
     def seen(self, x: Tensor, y: Tensor, force: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -119,8 +124,8 @@ class Cone(NamedTuple):
         return self.norm.centred(x), self.norm.centred(y), u
 
     def floor(self, x: Tensor) -> float:
-        """c^2"""
-        return self.norm.eps * x.shape[-1] + torch.finfo(x.dtype).tiny
+        """c^2. With eps = 0 no less than what rounding leaves of a state."""
+        return x.shape[-1] * (self.norm.eps + torch.finfo(x.dtype).eps ** 2)
 
     def parts(self, v: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
         """A and B"""
@@ -131,10 +136,10 @@ class Cone(NamedTuple):
         return 1 - (1 - self.margin) * (1 - cosine)
 
 
-def tangent(opposite: Tensor, adjacent: Tensor, beyond: float) -> Tensor:
-    """Of an angle within (-pi/2, pi/2), or ``beyond`` there."""
-    is_within = adjacent > 0
-    return torch.where(is_within, opposite / torch.where(is_within, adjacent, 1.0), beyond)
+def quotient(a: Tensor, b: Tensor, least: Tensor, otherwise: float) -> Tensor:
+    """a / b where b is at least that large."""
+    is_large = b >= least
+    return torch.where(is_large, a / torch.where(is_large, b, 1.0), otherwise)
 
 
 def dot(a: Tensor, b: Tensor) -> Tensor:

@@ -57,9 +57,8 @@ class Plan:
         terms = list(terms)
         self.cone = Cone(norm, total_curvature(terms, norm), margin) if safeguard else None
         self.terms = [self.planned(name, term) for name, term in terms]
-        is_plain = (
-            self.cone is None and not settled and not (rate.differs_by_term and not rate.is_folded)
-        )
+        is_one_sum = rate.is_folded or not rate.differs_by_term
+        is_plain = self.cone is None and not settled and is_one_sum
         self.stack = stack_of(self.terms) if stacked and is_plain else None
 
     def planned(self, name: str, term: EnergyTerm) -> Planned:
@@ -85,9 +84,8 @@ class Plan:
         pasts: list[Past] = []
         drives: list[Tensor | None] = []
         for slot, (_, term, readout, _, _, _) in enumerate(self.terms):
-            shows = type(term).keys is not EnergyTerm.keys
             shown = None
-            if shows:
+            if type(term).keys is not EnergyTerm.keys:
                 z = readout.z(g) if readout.keys is None else F.linear(g, readout.keys)
                 shown = term.keys(z, g)
             past = WholeText(None, shown) if memory is None else memory.past(None, slot, shown)
@@ -117,9 +115,10 @@ class Plan:
             parts = {"all": F.linear(stacked, self.stack.back, self.stack.field)}
         else:
             parts = {p.name: self.part(i, g, t, memory) for i, p in enumerate(self.terms)}
-        rate = self.rate
-        is_sum = rate.is_folded
-        update = added(parts, x.dtype) if is_sum else rate.combined(parts, t, x, self.norm)
+        if self.rate.is_folded:
+            update = added(parts, x.dtype)
+        else:
+            update = self.rate.combined(parts, t, x, self.norm)
         y = x + (update if masks is None else update * masks[0])
         return y if self.cone is None or force is None else self.cone(x, y, force)
 
@@ -228,7 +227,7 @@ class Plan:
             g = self.normalise(x)
             energies, forces, parts = {}, {}, {}
             for slot, planned in enumerate(self.terms):
-                (name, term, readout), back = planned[:3], planned.back
+                name, term, readout, back, _, _ = planned
                 z, past = self.read(slot, g, t, memory)
                 if readout.move is None:
                     energy, force = term.energy_and_force(z, past)

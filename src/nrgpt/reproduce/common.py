@@ -24,8 +24,9 @@ import numpy as np
 from ..check import check_choice
 from ..model.flops import flops_per_token
 from ..train.config import TrainConfig
+from ..train.metrics import read_metrics
 from ..train.overrides import override, replace
-from ..train.report import environment, read_metrics
+from ..train.report import environment
 from .records import Record, change, put, read, read_lines
 from .tables import Row
 from .training import FAILED, refuse_other_configuration, screen, train_all

@@ -14,9 +14,7 @@ are sorted by name, so that packing the same files again changes nothing.
 
 import base64
 import contextlib
-import fcntl
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -25,7 +23,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..files import write_atomically
+from ..files import locked, unsealed, write_atomically
 
 FILE = "records.jsonl"
 
@@ -72,8 +70,9 @@ class Record:
         return name in self.files
 
     def read(self, name: str) -> Any:
-        """The contents of a .json or .jsonl file."""
-        return FORMATS[Path(name).suffix][0](self.files[name].decode())
+        """The contents of a .json or .jsonl file. Sealed JSON is checked."""
+        value = FORMATS[Path(name).suffix][0](self.files[name].decode())
+        return unsealed(value, name) if isinstance(value, dict) else value
 
     def write(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -105,7 +104,7 @@ def parse_line(line: bytes, where: str) -> dict[str, Any]:
         if isinstance(row, dict) and "case" in row:
             return row
         problem = "it names no case"
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         problem = str(error)
     raise ValueError(
         f"{where}: no row of results ({problem}); delete this line, and its run will be recorded "
@@ -122,17 +121,14 @@ def change(
     path: Path, new: Mapping[str, dict[str, Any] | None], *, in_order: bool = False
 ) -> list[dict[str, Any]]:
     """Add lines to a file of results or records, or replace those of the same cases; None removes
-    one. Returns all lines. The folder is locked meanwhile, so several processes may do this at the
+    one. Returns all lines. A lock is held meanwhile, so several processes may do this at the
     same time, and the file is replaced as a whole, so a crash leaves the old one or the new one."""
-    lock = os.open(path.parent, os.O_RDONLY)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    lock = path.with_name(f".{path.name}.lock")
+    with locked(lock, wait=True):
         merged = {**read_lines(path), **new}
         lines = {case: line for case, line in merged.items() if line is not None}
         found = [lines[case] for case in (sorted(lines) if in_order else lines)]
         write_atomically(path, "".join(json.dumps(line) + "\n" for line in found))
-    finally:
-        os.close(lock)
     return found
 
 

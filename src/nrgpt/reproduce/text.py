@@ -18,9 +18,9 @@ from ..evaluate.samples import first_words
 from ..measure.listops import Score
 from ..measure.loss import SplitLoss, bits_of_text, split_loss
 from ..train.distributed import device_named
+from ..train.metrics import read_metrics
 from ..train.overrides import replace
 from ..train.presets import PRESETS
-from ..train.report import read_metrics
 from ..train.runs import load_run
 from ..train.speed import autocast
 from . import tables, texts

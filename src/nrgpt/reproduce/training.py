@@ -16,12 +16,17 @@ from ..train import checkpoint
 from ..train.config import BOOKKEEPING, TrainConfig
 from ..train.faults import DIVERGED, INTERRUPTED, Interrupt, TrainingError
 from ..train.loop import train, train_packed
-from ..train.runs import check_config, config_of, differences, is_finished
+from ..train.runs import check_config, config_of, differences, is_finished, write_config
 from ..train.updates import by_shape
 from .records import Record
 
-screen = Console()
-SHOWN = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+screen = Console(markup=False, emoji=False)
+SHOWN = (
+    TextColumn("{task.description}", markup=False),
+    BarColumn(),
+    MofNCompleteColumn(),
+    TimeElapsedColumn(),
+)
 
 PACK_BUDGET = 2**28
 """The most that (runs x tokens of a batch x width x steps) may be in one pack: the memory for its
@@ -147,16 +152,29 @@ def in_processes(packs: list[Pack], processes: int) -> Iterator[Pack]:
             for process in running:
                 process.terminate()
             for process in running:
-                process.wait()
+                end(process)
     interrupt.heed()
     if faults:
         raise TrainingError("; ".join(faults), code=1)
 
 
+PATIENCE = 600
+"""Seconds for a process to finish its update and save, once it was told to."""
+
+
+def end(process: "subprocess.Popen[bytes]") -> None:
+    try:
+        process.wait(PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
 def start(pack: Pack) -> subprocess.Popen[bytes]:
     for cfg, run in pack:
         run.mkdir(parents=True, exist_ok=True)
-        check_config(cfg, run)  # also writes it, for the process to read
+        check_config(cfg, run)
+        write_config(cfg, run)  # for the process to read
     runs = [str(run) for _, run in pack]
     with (pack[0][1] / "output.txt").open("ab") as log:
         command = [sys.executable, "-m", "nrgpt", "reproduce", "runs", *runs]

@@ -13,8 +13,9 @@ newer one.
 
 import json
 import os
+import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,11 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
-from ..files import fingerprint, flush
+from ..files import fingerprint, flush, make_folder, open_ours, read_json
 
 FILES = ("model.safetensors", "optimiser.safetensors", "state.json")
+ASIDE = ("not-finite", "damaged")
+"""What the names of checkpoints begin with that must not be used."""
 
 
 class CheckpointError(ValueError):
@@ -51,12 +54,13 @@ def save_checkpoint(
         return final
     unfinished = folder / f".unfinished-{step:08d}-{os.getpid()}"
     try:
-        unfinished.mkdir(parents=True)
+        make_folder(folder)
+        unfinished.mkdir()
         save_file(dict(weights), unfinished / "model.safetensors")
         save_file(dict(optimiser), unfinished / "optimiser.safetensors")
-        (unfinished / "state.json").write_text(json.dumps({"step": step, **state}, indent=1))
+        write_json(unfinished / "state.json", {"step": step, **state})
         manifest = {name: fingerprint(unfinished / name) for name in FILES}
-        (unfinished / "manifest.json").write_text(json.dumps(manifest, indent=1))
+        write_json(unfinished / "manifest.json", manifest)
         for name in (*FILES, "manifest.json"):
             flush(unfinished / name)
         flush(unfinished)
@@ -73,33 +77,55 @@ def save_checkpoint(
     return final
 
 
+def write_json(path: Path, value: Any) -> None:
+    with open_ours(path, "x") as file:
+        file.write(json.dumps(value, indent=1))
+
+
 def load_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
     """Weights, optimiser state and state of a checkpoint that is known to be intact."""
-    state = json.loads((folder / "state.json").read_text())
-    return load_file(folder / FILES[0]), load_file(folder / FILES[1]), state
+    state = read_json(folder / "state.json")
+    return read_tensors(folder / FILES[0]), read_tensors(folder / FILES[1]), state
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise CheckpointError(f"{path}: not a file of tensors ({error})") from error
 
 
 def fault_of(folder: Path) -> str | None:
     """What is wrong with a checkpoint, with the name of the file; None if it is intact."""
     try:
-        manifest = json.loads((folder / "manifest.json").read_text())
+        manifest = read_json(folder / "manifest.json")
         entries = {name: (manifest[name]["bytes"], manifest[name]["sha256"]) for name in FILES}
     except (OSError, ValueError, KeyError, TypeError) as error:
         return f"{folder / 'manifest.json'}: unreadable ({error!r})"
     for name, (size, sha256) in entries.items():
         path = folder / name
-        if not path.is_file():
+        try:
+            if (found := path.stat().st_size) != size:
+                return f"{path}: {found} bytes where {size} were written"
+            if fingerprint(path)["sha256"] != sha256:
+                return f"{path}: its contents have changed since it was written"
+        except FileNotFoundError:
             return f"{path}: missing"
-        if path.stat().st_size != size:
-            return f"{path}: {path.stat().st_size} bytes where {size} were written"
-        if fingerprint(path)["sha256"] != sha256:
-            return f"{path}: its contents have changed since it was written"
+        except OSError as error:
+            return f"{path}: unreadable ({error!r})"
     return None
 
 
 def checkpoints(folder: Path) -> list[Path]:
     """The complete checkpoints, newest first."""
-    return sorted(folder.glob("step-*"), reverse=True)
+    names = re.compile(r"step-[0-9]{8,}")
+    found = [path for path in folder.glob("step-*") if names.fullmatch(path.name)]
+    found = [path for path in found if path.is_dir() and not path.is_symlink()]
+    return sorted(found, key=number_of, reverse=True)
+
+
+def number_of(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
 
 
 def newest_valid(folder: Path) -> tuple[Path | None, list[str]]:
@@ -108,14 +134,15 @@ def newest_valid(folder: Path) -> tuple[Path | None, list[str]]:
     for path in checkpoints(folder):
         if (fault := fault_of(path)) is None:
             return path, faults
-        faults.append(fault)
+        if path.exists():  # a training may have removed it meanwhile
+            faults.append(fault)
     return None, faults
 
 
-def prune(folder: Path, keep: int, best: int | None) -> None:
-    """Remove all checkpoints but the last ``keep`` and the best."""
+def prune(folder: Path, keep: int, needed: Collection[int | None]) -> None:
+    """Remove all checkpoints but the last ``keep`` and those that are needed."""
     for path in checkpoints(folder)[keep:]:
-        if best is None or path.name != f"step-{best:08d}":
+        if number_of(path) not in needed:
             shutil.rmtree(path)
 
 
@@ -130,11 +157,16 @@ def tidy(folder: Path) -> list[str]:
     return list(faults.values())
 
 
+def aside(folder: Path) -> list[Path]:
+    """What was set aside: checkpoints that are damaged or led to numbers that were not finite."""
+    return sorted(path for why in ASIDE for path in folder.glob(f"{why}-step-*"))
+
+
 def set_aside(path: Path, why: str) -> Path:
     """Rename a checkpoint that must not be used: step-00000040 -> damaged-step-00000040."""
-    aside = path.with_name(f"{why}-{path.name}")
-    shutil.rmtree(aside, ignore_errors=True)
-    return path.rename(aside)
+    renamed = path.with_name(f"{why}-{path.name}")
+    shutil.rmtree(renamed, ignore_errors=True)
+    return path.rename(renamed)
 
 
 def gathered(tensor: Tensor) -> Tensor:

@@ -90,7 +90,8 @@ class TrainConfig:
     first_exit on: so that early steps say something, and later ones have less to do."""
     first_exit: int = 1
 
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """auto: a CUDA GPU if there is one, else the CPU. mps: the GPU of an Apple computer."""
     precision: Literal["fp32", "bf16", "auto"] = "fp32"
     """bf16: autocast, weights and sums stay in fp32. auto: bf16 on a GPU, but fp32 on a CPU, where
     bf16 is slow."""

@@ -1,24 +1,24 @@
 """The dataset of a run: found or prepared, checked, and read in batches."""
 
 import dataclasses
-import fcntl
 import hashlib
 import itertools
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..data.listops import prepare_listops, read_tests
-from ..data.shards import Dataset, TokenStream, to_device
+from ..check import check
+from ..data.listops import prepare_listops
+from ..data.shards import MANIFEST, Dataset, TokenStream, to_device
 from ..data.tokenizer import RANKS
-from ..files import write_atomically
+from ..files import locked, missing_folders, sealed, write_atomically
 from .config import DataConfig
 
 DATA = "NRGPT_DATA"
@@ -29,10 +29,9 @@ TOKENIZER = "tokenizer.json"
 
 def keep_tokenizer(run: Path, dataset: Dataset) -> None:
     """Put the dataset's tokenizer into the run folder, with the files that belong to it."""
-    write_atomically(run / TOKENIZER, json.dumps(dataset.tokenizer.spec()) + "\n")
-    for name in dataset.manifest["extra_files"]:
-        if name == RANKS:
-            shutil.copyfile(dataset.folder / name, run / name)
+    write_atomically(run / TOKENIZER, sealed(dataset.tokenizer.spec()))
+    if RANKS in dataset.manifest["extra_files"]:
+        shutil.copyfile(dataset.folder / RANKS, run / RANKS)
 
 
 def data_root() -> Path:
@@ -48,6 +47,7 @@ def located(folder: Path | str) -> Path:
 
 def dataset_folder(cfg: DataConfig) -> Path:
     if cfg.folder is not None:
+        check(cfg.folder.strip() != "", "data.folder", cfg.folder, "a folder's path, or None")
         return located(cfg.folder)
     root = data_root()
     if cfg.task != "listops":
@@ -60,19 +60,31 @@ def prepare_dataset(cfg: DataConfig) -> Path:
     """The folder of the dataset, which is prepared if it is missing and that is possible. Of runs
     that start together, one prepares it, and the others wait."""
     folder = dataset_folder(cfg)
-    with locked(folder):
-        if not (folder / "manifest.json").exists():
-            make(cfg, folder)
+    if cfg.task == "text" and not (folder / MANIFEST).exists():
+        raise FileNotFoundError(
+            f"data.folder: there is no prepared dataset in {folder}; make one with "
+            f"`nrgpt data text --to {folder} FILES...` or `nrgpt data hub --to {folder}`, or train "
+            "on a file of your own with `nrgpt train --text FILE`"
+        )
+    prepared_once(folder, lambda: make(cfg, folder))
     return folder
 
 
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """One process at a time; the others wait."""
+def prepared_once(folder: Path, prepare: Callable[[], None]) -> None:
+    """Prepare a dataset, unless it is there; others that want it too wait meanwhile."""
+    if (folder / MANIFEST).exists():  # and may be on a disk that cannot be written to
+        return
+    made = missing_folders(folder.parent)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with (folder.parent / f".{folder.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+    lock = folder.parent / f".{folder.name}.lock"
+    try:
+        with locked(lock, wait=True):
+            if not (folder / MANIFEST).exists():
+                prepare()
+    finally:
+        for empty in reversed(made):
+            with suppress(OSError):
+                empty.rmdir()
 
 
 def make(cfg: DataConfig, folder: Path) -> None:
@@ -83,12 +95,15 @@ def make(cfg: DataConfig, folder: Path) -> None:
             from ..data.shakespeare import prepare_shakespeare
 
             prepare_shakespeare(folder)
-        case "text":
-            raise FileNotFoundError(
-                f"data.folder: there is no prepared dataset in {folder}; make one with "
-                f"`nrgpt data text --to {folder} FILES...` or `nrgpt data hub --to {folder}`, or "
-                "train on a file of your own with `nrgpt train --text FILE`"
-            )
+
+
+def check_vocabulary(cfg: DataConfig, vocab_size: int) -> None:
+    """Refuse a vocabulary that ListOps does not fit into, before its data is drawn."""
+    if cfg.task == "listops" and (tokens := cfg.listops.tokenizer().vocab_size) > vocab_size:
+        raise ValueError(
+            f"model.vocab_size = {vocab_size}: ListOps has {tokens} tokens; "
+            f"add model.vocab_size={tokens}"
+        )
 
 
 def open_dataset(cfg: DataConfig, vocab_size: int, *, verify: bool = True) -> Dataset:
@@ -103,16 +118,11 @@ def open_dataset(cfg: DataConfig, vocab_size: int, *, verify: bool = True) -> Da
     return dataset
 
 
-def check_needs(dataset: Dataset) -> None:
-    """Whatever the end of a run needs of its dataset, an error now if it is not there."""
-    dataset.tokenizer.decode(dataset.tokenizer.encode(""))
-    if "listops" in dataset.manifest["source"]:
-        read_tests(dataset.folder)
-
-
 def check_identity(cfg: DataConfig, dataset: Dataset) -> None:
     """Raise an error if the folder holds another dataset than the configuration says."""
     source = dataset.manifest["source"]
+    if not isinstance(source, dict) or not isinstance(source.get("listops", {}), dict):
+        raise ValueError(f"data.folder: {dataset.folder}: its manifest names no source of the data")
     kind = "listops" if "listops" in source else source.get("kind")
     is_text = cfg.task == "text" and kind != "listops"
     if kind != cfg.task and not is_text:

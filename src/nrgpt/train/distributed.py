@@ -4,7 +4,9 @@ The model itself knows nothing of this. Every process computes its share of the 
 When one of them receives a signal or finds a number that is not finite, all act on it.
 """
 
+import datetime
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -16,8 +18,9 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from ..check import check_choice
+from ..check import check, check_choice
 from ..language_model import LanguageModel
+from .faults import LOST, TrainingError
 
 
 @dataclass(frozen=True)
@@ -59,8 +62,10 @@ class World:
 
 
 def device_named(device: str) -> str:
-    """cpu or cuda; auto is cuda if this machine has a GPU."""
-    check_choice("device", device, ("auto", "cpu", "cuda"))
+    """cpu, cuda or mps; auto is cuda if this machine has such a GPU, and cpu otherwise."""
+    check_choice("device", device, ("auto", "cpu", "cuda", "mps"))
+    if device == "mps" and not torch.backends.mps.is_available():
+        raise ValueError("device = 'mps': this machine has no Apple GPU; use 'cpu' or 'auto'")
     kind = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     if kind == "cuda" and not torch.cuda.is_available():
         raise ValueError("device = 'cuda': this machine has no usable GPU; use 'cpu' or 'auto'")
@@ -79,11 +84,38 @@ def world(device: str) -> Iterator[World]:
     if kind == "cuda":
         local = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(local)
-    dist.init_process_group("nccl" if kind == "cuda" else "gloo")
+    wait = datetime.timedelta(seconds=seconds_to_wait())
+    dist.init_process_group("nccl" if kind == "cuda" else "gloo", timeout=wait)
     try:
         yield World(dist.get_rank(), size, local)
+    except TrainingError:
+        raise
+    except RuntimeError as error:
+        if not LOST_WORDS.search(str(error)):
+            raise
+        raise TrainingError(
+            f"process {os.environ.get('RANK')} had no answer from another one, which has ended or "
+            f"stands still ({TIMEOUT} = {wait.total_seconds():g} seconds). Checkpoints are kept; "
+            "run the same command to go on",
+            code=LOST,
+        ) from error
     finally:
         dist.destroy_process_group()
+
+
+TIMEOUT = "NRGPT_TIMEOUT"
+"""Environment variable: seconds that a process waits for the others of its run; 900 if not set."""
+LOST_WORDS = re.compile("timed? ?out|connection (was )?(closed|reset)|broken pipe", re.IGNORECASE)
+
+
+def seconds_to_wait() -> float:
+    text = os.environ.get(TIMEOUT, "900")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0
+    check(0 < seconds < 1e6, TIMEOUT, text, "a number of seconds, positive and below a million")
+    return seconds
 
 
 def shard(model: LanguageModel) -> None:

@@ -1,14 +1,16 @@
-"""Exit codes, signals, and a lock against a second process in the same folder."""
+"""Exit codes, signals, and the folder of a run: ours alone, and clean if nothing came of it."""
 
-import fcntl
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
+from ..files import InUse, check_ours, locked, make_folder, missing_folders, unfinished_of_dead
+
 DIVERGED = 3
+LOST = 6
 INTERRUPTED = 75
 EXIT_CODES = {
     0: "finished",
@@ -17,6 +19,7 @@ EXIT_CODES = {
     DIVERGED: "the loss stayed not finite after all retries",
     4: "a checkpoint could not be written",
     5: "another process is using the run folder",
+    LOST: "another process of the run was lost or did not answer in time",
     INTERRUPTED: "stopped by a signal after saving: run the same command again to resume",
 }
 
@@ -29,9 +32,17 @@ class TrainingError(RuntimeError):
         self.code = code
 
 
+SIGNALS = [
+    getattr(signal, name)
+    for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGBREAK")
+    if hasattr(signal, name)
+]
+"""What asks a run to stop: a terminal or ssh that closes sends SIGHUP, Slurm SIGUSR1 or SIGTERM."""
+
+
 class Interrupt:
-    """SIGTERM and SIGINT ask a run to finish its update, save and stop. A second SIGINT ends it at
-    once.
+    """One of SIGNALS asks a run to finish its update, save and stop. A second SIGINT ends it at
+    once. Under nohup, SIGHUP stays ignored.
 
     Interrupts may be nested. The outer one learns what the inner one received, so that after a run
     that was about to finish anyway no other run is started."""
@@ -52,8 +63,11 @@ class Interrupt:
 
     @contextmanager
     def watching(self) -> Iterator["Interrupt"]:
-        signals = (signal.SIGTERM, signal.SIGINT)
-        before = {number: signal.signal(number, self.handle) for number in signals}
+        before = {}
+        for number in SIGNALS:
+            is_ignored = signal.getsignal(number) == signal.SIG_IGN and number != signal.SIGINT
+            if not is_ignored:
+                before[number] = signal.signal(number, self.handle)
         try:
             yield self
         finally:
@@ -70,22 +84,59 @@ class Interrupt:
             raise TrainingError(message, code=INTERRUPTED)
 
 
+LOCK = "lock"
+NOT_YET_A_RUN = {LOCK, "checkpoints"}
+"""What a run that was killed before it wrote its configuration may leave in its folder."""
+
+
 @contextmanager
 def only_process(run: Path) -> Iterator[None]:
-    """Lock RUN/lock. The system frees it when this process ends, in whatever way."""
-    run.mkdir(parents=True, exist_ok=True)
-    with (run / "lock").open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            holder = file.read().strip() or "unknown"
-            raise TrainingError(
-                f"{run} is in use by process {holder}; wait for it, stop it, or choose another "
-                "folder with --to",
-                code=5,
-            ) from None
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
-        yield
+    """Lock RUN/lock. A folder that holds something else than a run is refused, and if no run comes
+    of this, lock and folder are gone again."""
+    made = missing_folders(run)
+    try:
+        make_folder(run)
+        refuse_other_folders(run)
+        with locked(run / LOCK, keep=True):
+            for left in unfinished_of_dead(run):
+                left.unlink()
+            for name in ("checkpoints", "tensorboard"):
+                if (run / name).is_symlink():
+                    make_folder(run / name)  # raises an error
+            for name in OUTPUTS:
+                check_ours(run / name)
+            try:
+                yield
+            finally:
+                if [path.name for path in run.iterdir()] == [LOCK]:
+                    (run / LOCK).unlink()
+    except InUse as error:
+        raise TrainingError(
+            f"{run} is in use by process {error.holder}; wait for it, stop it, or choose another "
+            "folder with --to",
+            code=5,
+        ) from None
+    finally:
+        for folder in reversed(made):
+            with suppress(OSError):  # it is not empty
+                folder.rmdir()
+
+
+OUTPUTS = (
+    "config.json", "environment.json", "tokenizer.json", "metrics.jsonl", "result.json",
+    "samples.txt", "losses.png",
+)  # fmt: skip
+
+
+def refuse_other_folders(run: Path) -> None:
+    """Files of somebody else may have the names of ours, and would be overwritten."""
+    if (run / "config.json").exists():
+        return
+    names = sorted(p.name for p in run.iterdir() if p.name not in NOT_YET_A_RUN)
+    names = [name for name in names if not name.startswith(tuple(f".{x}." for x in OUTPUTS))]
+    if names:
+        listed = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+        raise ValueError(
+            f"{run} is not a run (there is no config.json) and is not empty ({listed}); choose a "
+            "new or an empty folder with --to"
+        )

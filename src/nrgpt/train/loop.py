@@ -9,7 +9,6 @@ and can be resumed either way. updates.py computes the updates.
 """
 
 import gc
-import json
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -25,13 +24,15 @@ from ..data.shards import Dataset
 from ..model.flops import flops_per_token
 from . import checkpoint
 from .config import TrainConfig
-from .data import Streams, check_needs, keep_tokenizer, open_dataset, prepare_dataset
+from .data import Streams, check_vocabulary, keep_tokenizer, open_dataset, prepare_dataset
 from .distributed import World, world
 from .faults import DIVERGED, INTERRUPTED, Interrupt, TrainingError, only_process
+from .history import WAY_OUT, refuse_to_start_over, what_happened
+from .memory import check_memory
 from .optim import rate_at
 from .report import Report
 from .result import write_result
-from .runs import check_config
+from .runs import check_config, read_result, write_config
 from .sources import weights_from
 from .speed import matrix_product_rate
 from .updates import Batch, Failure, choose_update
@@ -50,17 +51,17 @@ def train_packed(cfgs: Sequence[TrainConfig], runs: Sequence[Path]) -> list[dict
     with ExitStack() as stack:
         where = stack.enter_context(world(cfgs[0].device))
         interrupt = stack.enter_context(Interrupt().watching())
-        choose_update(cfgs, where)  # raises errors before anything is written
+        choose_update(cfgs, where)  # these raise errors before anything is written
+        check_memory(cfgs, where)
         if where.is_first:
             for run in runs:
                 stack.enter_context(only_process(run))
-            for data in dict.fromkeys(cfg.data for cfg in cfgs):
-                prepare_dataset(data)
-                dataset = open_dataset(data, cfgs[0].model.vocab_size)  # reads every byte
-                if cfgs[0].final_evaluation:
-                    check_needs(dataset)
             for cfg, run in zip(cfgs, runs, strict=True):
                 check_config(cfg, run)
+            for data in dict.fromkeys(cfg.data for cfg in cfgs):
+                check_vocabulary(data, cfgs[0].model.vocab_size)
+                prepare_dataset(data)
+                open_dataset(data, cfgs[0].model.vocab_size)  # reads and checks every byte
         where.barrier()
         if cfgs[0].deterministic:
             torch.use_deterministic_algorithms(True)
@@ -70,7 +71,7 @@ def train_packed(cfgs: Sequence[TrainConfig], runs: Sequence[Path]) -> list[dict
     for member in left:
         interrupt.heed()
         train(member.cfg, member.run)
-    return [json.loads((run / "result.json").read_text()) for run in runs]
+    return [read_result(run) for run in runs]
 
 
 def seed_of_step(seed: int, step: int, rank: int) -> int:
@@ -98,7 +99,9 @@ class Member:
     state: dict[str, Any] = field(
         default_factory=lambda: {"rate_factor": 1.0, "rollbacks": 0, "best": {}}
     )
-    """What a checkpoint holds besides tensors, iteration and dataset."""
+    """What a checkpoint holds besides tensors, iteration, dataset and the next."""
+    kept_metrics: dict[str, Any] | None = None
+    """How much of metrics.jsonl was on the disk when the checkpoint was written."""
 
     @property
     def folder(self) -> Path:
@@ -134,11 +137,17 @@ class Trainer:
         self.step = 0
         if not self.resume():  # raises an error if the dataset has changed
             self.begin_from_others()
-        for member in self.members:
+        missing = {opened[cfg.data].tokenizer.missing() for cfg in cfgs if cfg.final_evaluation}
+        for why in missing - {None}:
             if where.is_first:
-                keep_tokenizer(member.run, member.dataset)
+                print(f"samples.txt will hold numbers instead of text: {why}")
+        # From here on this is a run, and nothing has been written before.
+        for member in self.members:
             options = {"quiet": not where.is_first, "show": member.number == 0}
             member.report = Report(member.run, member.cfg, self.step, **options)
+        for member in self.members if where.is_first else ():
+            write_config(member.cfg, member.run)
+            keep_tokenizer(member.run, member.dataset)
 
     def fit(self) -> list[Member]:
         """Train to the end; returns the runs that had to leave the others."""
@@ -246,9 +255,18 @@ class Trainer:
         for member in members:
             weights, optimiser = self.update.tensors(member.number)  # takes all processes
             if self.where.is_first:
-                state = {**member.state, "dataset": member.dataset.fingerprint}
+                state = {
+                    **member.state,
+                    "dataset": member.dataset.fingerprint,
+                    "metrics": member.report.metrics.keep(),
+                }
                 checkpoint.save_checkpoint(member.folder, self.step, weights, optimiser, state)
-                checkpoint.prune(member.folder, self.cfg.keep, state["best"].get("step"))
+        if self.where.is_first:
+            # Only now: killed between two members' saves, all must still share a checkpoint.
+            common = self.common_step(self.running)
+            for member in members:
+                needed = (common, member.state["best"].get("step"))
+                checkpoint.prune(member.folder, self.cfg.keep, needed)
         self.where.barrier()
 
     def begin_from_others(self) -> None:
@@ -259,6 +277,12 @@ class Trainer:
                 source, tokenizer = member.cfg.init_from, member.dataset.tokenizer
                 self.update.load(member.number, weights_from(source, like, tokenizer), {})
 
+    def common_step(self, members: Sequence[Member]) -> int | None:
+        """The newest iteration of which all these runs have a checkpoint."""
+        saved = [set(map(checkpoint.number_of, checkpoint.checkpoints(m.folder))) for m in members]
+        common = set.intersection(*saved) if saved else set()
+        return max(common, default=None)
+
     def resume(self) -> bool:
         """Go on from the newest iteration of which all runs have a valid checkpoint, if any."""
         if self.where.is_first:
@@ -266,24 +290,33 @@ class Trainer:
                 for fault in checkpoint.tidy(member.folder):
                     print(f"damaged checkpoint set aside: {fault}")
         self.where.barrier()
-        saved = [{p.name for p in checkpoint.checkpoints(m.folder)} for m in self.members]
-        common = set.intersection(*saved)
-        if any(saved) and not common:
-            raise ValueError(
-                "the runs to be packed have no checkpoint of the same iteration; resume them one "
-                "by one (nrgpt train ... --to FOLDER)"
-            )
-        for member in self.members if common else ():
-            path = member.folder / max(common)
+        with_any = [m for m in self.members if checkpoint.checkpoints(m.folder)]
+        for member in self.members:
+            if member not in with_any and self.where.is_first:
+                refuse_to_start_over(member.run)
+        step = self.common_step(self.members)
+        if with_any and step is None:
+            # One that had left the others was stopped before it could go on alone.
+            step = max(m for m in map(self.newest, with_any))
+            self.running = [m for m in self.members if self.newest(m) == step]
+            left = ", ".join(m.run.name for m in self.members if m not in self.running)
+            print(f"{left}: at another iteration than the others, and trained after them")
+        for member in self.running if step is not None else ():
+            path = member.folder / f"step-{step:08d}"
             self.load(member, path)
             if self.where.is_first:
                 print(f"resuming from {path} (iteration {self.step})")
+                for said in what_happened(member.run, member.kept_metrics):
+                    print(said)
         if not self.where.agree(self.step):
             raise ValueError(
                 f"the processes find checkpoints of different iterations in {self.members[0].run}: "
                 "all nodes must see the same run folder"
             )
-        return bool(common)
+        return step is not None
+
+    def newest(self, member: Member) -> int:
+        return max(map(checkpoint.number_of, checkpoint.checkpoints(member.folder)), default=-1)
 
     def load(self, member: Member, path: Path) -> None:
         weights, optimiser, state = checkpoint.load_checkpoint(path)
@@ -293,6 +326,7 @@ class Trainer:
                 "restore the dataset, or start another run"
             )
         self.update.load(member.number, weights, optimiser)
+        member.kept_metrics = state.get("metrics")
         member.state = {key: state[key] for key in member.state}
         self.step, best = state["step"], state["best"]
         # The best checkpoint may be gone if this is not the newest one that was ever written.
@@ -324,22 +358,22 @@ class Trainer:
         if rollbacks > self.cfg.nan_retries:
             raise TrainingError(
                 f"{failure}: not finite, after {rollbacks - 1} retries with smaller learning "
-                "rates. The checkpoint before is kept. Try a smaller optimiser.lr, a longer "
-                "warm-up, or precision = fp32",
+                f"rates. {self.newest(member)} is the last iteration that is kept. {WAY_OUT}",
                 code=DIVERGED,
             )
         here = member.folder / f"step-{failure.step:08d}"
         self.where.barrier()
-        if self.where.is_first and here.is_dir():
+        if self.where.is_first and here.is_dir() and len(checkpoint.checkpoints(member.folder)) > 1:
             # Its weights give this loss whatever the learning rate, so an older one is needed.
             checkpoint.set_aside(here, "not-finite")
         self.where.barrier()
         path, _ = checkpoint.newest_valid(member.folder)
         if path is None:
-            message = f"{failure}: not finite, and no checkpoint to go back to"
+            message = f"{failure}: not finite, and no checkpoint to go back to. {WAY_OUT}"
             raise TrainingError(message, code=DIVERGED)
         self.load(member, path)
         member.state |= {"rollbacks": rollbacks, "rate_factor": factor}
-        member.report.drop_after(self.step)
+        if self.where.is_first:
+            member.report.metrics.go_back(self.step)
         back = f"back to iteration {self.step}, learning rate x {factor:g}"
         self.say(f"{failure}: not finite; {back}")

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..data.shards import MANIFEST, Dataset
+from ..data.shards import Dataset
 from ..data.text import prepare_text
 from ..files import fingerprint
 from .config import DataConfig, TrainConfig
-from .data import data_root, locked
+from .data import data_root, prepared_once
 from .overrides import override, replace
 
 LEAST = 16
@@ -27,9 +27,11 @@ def prepare_own(files: Sequence[Path], *, tokenizer: str, vocabulary: int | None
         content.update(fingerprint(file)["sha256"].encode())
     name = f"{files[0].name.partition('.')[0]}-{content.hexdigest()[:10]}"
     folder = data_root() / name
-    with locked(folder):
-        if not (folder / MANIFEST).is_file():
-            prepare_text(files, folder, tokenizer=tokenizer, vocabulary=vocabulary)
+
+    def prepare() -> None:
+        prepare_text(files, folder, tokenizer=tokenizer, vocabulary=vocabulary)
+
+    prepared_once(folder, prepare)
     return Dataset.open(folder, verify=False)
 
 

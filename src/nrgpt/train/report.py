@@ -1,11 +1,12 @@
 """What a run reports: metrics.jsonl, progress on the screen, a picture of its losses."""
 
 import dataclasses
-import json
+import io
 import os
 import platform
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
-from ..dynamics.figures import new_figure, save
+from ..dynamics.figures import new_figure
 from ..extras import need
 from ..files import write_atomically
 from .config import TrainConfig
+from .metrics import Metrics, read_metrics
 
-console = Console(stderr=True)
+console = Console(stderr=True, markup=False, emoji=False)
 COMMIT = "NRGPT_COMMIT"
 """Environment variable: the commit to record if git cannot tell."""
 
@@ -33,19 +35,26 @@ class Report:
 
     def __init__(self, run: Path, cfg: TrainConfig, step: int, quiet: bool, show: bool = True):
         """A ``quiet`` report does nothing; one that does not ``show`` leaves the screen alone."""
-        self.metrics = run / "metrics.jsonl"
-        self.run = run
         self.latest: dict[str, float] = {}
         self.quiet = quiet
         self.show = show and not quiet
-        self.drop_after(step)
+        tensorboard = wandb = None
+        if cfg.tensorboard:
+            tensorboard = need("torch.utils.tensorboard", "tensorboard = True", "tensorboard")
+        if cfg.wandb:
+            wandb = need("wandb", "wandb = True", "wandb")
+        self.metrics = Metrics(run)
+        if not quiet:
+            self.metrics.go_back(step)
         self.is_watched = console.is_terminal
         self.progress = Progress(
             BarColumn(bar_width=16),
             MofNCompleteColumn(),
             TimeRemainingColumn(compact=True, elapsed_when_finished=True),
             # Where it is narrow, the last numbers give way.
-            TextColumn("{task.fields[status]}", table_column=Column(no_wrap=True, ratio=1)),
+            TextColumn(
+                "{task.fields[status]}", markup=False, table_column=Column(no_wrap=True, ratio=1)
+            ),
             console=console,
             expand=True,
             disable=not self.show or not self.is_watched,
@@ -54,19 +63,11 @@ class Report:
         self.progress.update(self.task, completed=step)
         self.progress.start()
         self.tensorboard = self.wandb = None
-        if cfg.tensorboard and not quiet:
-            module = need("torch.utils.tensorboard", "tensorboard = True", "tensorboard")
-            self.tensorboard = module.SummaryWriter(run / "tensorboard")
-        if cfg.wandb and not quiet:
+        if tensorboard is not None and not quiet:
+            self.tensorboard = tensorboard.SummaryWriter(run / "tensorboard")
+        if wandb is not None and not quiet:
             options = {"name": run.name, "dir": run, "config": dataclasses.asdict(cfg)}
-            self.wandb = need("wandb", "wandb = True", "wandb").init(project="nrgpt", **options)
-
-    def drop_after(self, step: int) -> None:
-        """Drop the lines after the checkpoint that a run resumes from: they will come again."""
-        if self.metrics.exists() and not self.quiet:
-            entries = read_metrics(self.run)
-            kept = [json.dumps(e) for e in entries if e["step"] <= step]
-            write_atomically(self.metrics, "".join(line + "\n" for line in kept))
+            self.wandb = wandb.init(project="nrgpt", **options)
 
     def advance(self, step: int) -> None:
         """An update has been made."""
@@ -75,8 +76,7 @@ class Report:
     def log(self, step: int, **values: float) -> None:
         if self.quiet:
             return
-        with self.metrics.open("a") as file:
-            file.write(json.dumps({"step": step, **values}) + "\n")
+        self.metrics.add({"step": step, **values})
         status = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
         self.latest |= values
         order = sorted(self.latest, key=lambda name: ([*SHOWN, name].index(name), name))
@@ -102,25 +102,15 @@ class Report:
             self.wandb.finish()
 
 
-def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """The entries of metrics.jsonl, without a last line that a crash cut short."""
-    entries = []
-    for line in (run / "metrics.jsonl").read_text().splitlines():
-        try:
-            entries.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    return entries
-
-
 def environment() -> dict[str, Any]:
     """Where a result came from."""
     package = Path(__file__).parent
     git = ["git", "-C", str(package), "describe", "--always", "--dirty", "--abbrev=40"]
-    commit = (
-        os.environ.get(COMMIT)
-        or subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
-    )
+    commit = os.environ.get(COMMIT)
+    if not commit:
+        with suppress(OSError, subprocess.TimeoutExpired):  # there may be no git
+            asked = subprocess.run(git, capture_output=True, text=True, check=False, timeout=10)
+            commit = asked.stdout.strip()
     return {
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "commit": commit or None,
@@ -152,4 +142,6 @@ def plot_losses(run: Path) -> None:
     axis.set(xlabel="iteration", ylabel="loss (nats)", title=run.name)
     axis.grid(alpha=0.3)
     axis.legend()
-    save(figure, run / "losses", ["png"])
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=130)
+    write_atomically(run / "losses.png", picture.getvalue())

@@ -1,7 +1,6 @@
 """What is measured when a run has finished."""
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from ..data.listops import read_tests
 from ..data.shards import Dataset
 from ..decode.generate import generate
-from ..files import write_atomically
+from ..files import sealed, write_atomically
 from ..language_model import LanguageModel
 from ..measure.listops import listops_accuracy
 from ..measure.loss import split_loss
@@ -58,26 +57,26 @@ def write_result(
     continued = samples(model, dataset) if cfg.final_evaluation else None
     if run is not None:
         if continued is not None:
-            (run / "samples.txt").write_text(continued)
-        write_atomically(run / "result.json", json.dumps(result, indent=1))
+            write_atomically(run / "samples.txt", continued)
+        write_atomically(run / "result.json", sealed(result))
         plot_losses(run)
 
 
 def samples(model: LanguageModel, dataset: Dataset, *, number: int = 3, seed: int = 0) -> str:
-    """Some validation windows, each continued by the model at temperature 0.8."""
+    """Some validation windows, each continued by the model at temperature 0.8. Where the vocabulary
+    is missing, their tokens are given by number."""
     context = model.cfg.context
     stream = dataset.tokens("val")
     starts, _ = stream.batch(seed=seed, step=0, size=number, context=max(1, context // 4))
-    new = generate(
-        model,
-        starts.tolist(),
-        max_new_tokens=context // 2,
-        temperature=0.8,
-        generator=torch.Generator(model.tokens.device).manual_seed(seed),
-    )
-    tokenizer = dataset.tokenizer
+    generator = torch.Generator(model.tokens.device).manual_seed(seed)
+    options: dict[str, Any] = {"temperature": 0.8, "generator": generator}
+    try:
+        new = generate(model, starts.tolist(), max_new_tokens=context // 2, **options)
+    except ValueError as error:  # the result counts more than its samples
+        return f"{error}\n"
+    decode = str if dataset.tokenizer.missing() else dataset.tokenizer.decode
     texts = [
-        f"{tokenizer.decode(start)} ⟶ {tokenizer.decode(continuation)}"
+        f"{decode(start)} ⟶ {decode(continuation)}"
         for start, continuation in zip(starts.tolist(), new, strict=True)
     ]
     return "\n\n--------\n\n".join(texts) + "\n"

@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.torch import load_file
+from torch import Tensor
 
 from .. import zoo
 from ..check import from_dict
 from ..data.listops import read_expression, render
 from ..data.shards import Dataset, TokenStream
 from ..data.tokenizer import SymbolTokenizer, Tokenizer, load_tokenizer
-from ..files import write_atomically
+from ..files import Changed, read_json, read_sealed, sealed, unsealed, write_atomically
 from ..language_model import LanguageModel
 from ..model.registry import PLUGINS
-from .checkpoint import FILES, CheckpointError, fault_of, newest_valid
+from .checkpoint import FILES, CheckpointError, checkpoints, fault_of, newest_valid, read_tensors
 from .config import BOOKKEEPING, TrainConfig
 from .data import TOKENIZER, open_dataset, prepare_dataset
 from .overrides import known_names
@@ -61,8 +61,10 @@ class Run:
         if not kept.is_file():
             return self.dataset(verify=False).tokenizer
         try:
-            return load_tokenizer(json.loads(kept.read_text()), self.folder)
-        except ValueError as error:
+            return load_tokenizer(read_sealed(kept), self.folder)
+        except Changed:
+            raise
+        except (ValueError, TypeError) as error:
             raise ValueError(
                 f"{kept}: not a tokenizer ({error}); remove it to use that of the dataset"
             ) from error
@@ -85,13 +87,45 @@ def load_run(folder: Path | str, step: int | None = None, *, device: str = "cpu"
     """The model of a run (a folder, or zoo:NAME) at its best checkpoint or at that of a given
     iteration, for evaluation.
 
-    If the best checkpoint is gone or damaged, the newest intact one is used.
+    If the best checkpoint is gone or damaged, the newest intact one is used. A training that goes
+    on meanwhile may remove a checkpoint while it is being read; then the newer one is.
     """
     folder = zoo.resolve(folder)
+    cfg = read_config(check_is_run(folder))
+    chosen, faults, weights = read_steadily(folder, step)
+    model = LanguageModel(cfg.model)
+    model.load_state_dict(weights)
+    number = int(chosen.name.removeprefix("step-"))
+    return Run(folder, cfg, model.to(device).eval(), number, tuple(faults))
+
+
+def check_is_run(folder: Path) -> Path:
+    """The path of its configuration."""
     config = folder / "config.json"
     if not config.is_file():
         raise FileNotFoundError(f"{folder} is not a run: there is no {config}")
-    cfg = read_config(config)
+    return config
+
+
+def read_steadily(
+    folder: Path, step: int | None, tries: int = 100
+) -> tuple[Path, list[str], dict[str, Tensor]]:
+    """The checkpoint to load, what is wrong with newer ones, and its weights."""
+    before: list[str] | None = None
+    for left in reversed(range(tries)):
+        try:
+            chosen, faults = choose(folder, step)
+            return chosen, faults, read_tensors(chosen / FILES[0])
+        except (OSError, CheckpointError):
+            there = [path.name for path in checkpoints(folder / "checkpoints")]
+            if there == before or not left:  # nobody changes them: it is not a matter of timing
+                raise
+            before = there
+    raise AssertionError("unreachable")
+
+
+def choose(folder: Path, step: int | None) -> tuple[Path, list[str]]:
+    """The checkpoint to load, and what is wrong with newer ones."""
     saved = folder / "checkpoints"
     newest, faults = newest_valid(saved)
     if newest is None:
@@ -100,24 +134,21 @@ def load_run(folder: Path | str, step: int | None = None, *, device: str = "cpu"
             f"{folder} has no valid checkpoint{said}; train it again (if it was finished and its "
             "checkpoints were deleted, remove the folder first)"
         )
-    state = json.loads((newest / "state.json").read_text())
+    state = read_json(newest / "state.json")
     wanted = state["best"].get("step", state["step"]) if step is None else step
     chosen = saved / f"step-{int(wanted):08d}"
     if step is not None and not chosen.is_dir():
-        kept = ", ".join(path.name for path in sorted(saved.glob("step-*")))
+        kept = ", ".join(path.name for path in reversed(checkpoints(saved)))
         raise FileNotFoundError(f"step = {step}: {folder} keeps {kept}")
     if chosen != newest and (fault := fault_of(chosen)):  # the newest is known to be intact
         if step is not None:
             raise CheckpointError(fault)
         chosen = newest
-    model = LanguageModel(cfg.model)
-    model.load_state_dict(load_file(chosen / FILES[0]))
-    number = int(chosen.name.removeprefix("step-"))
-    return Run(folder, cfg, model.to(device).eval(), number, tuple(faults))
+    return chosen, faults
 
 
 def check_config(cfg: TrainConfig, run: Path) -> None:
-    """Write RUN/config.json. A folder that holds a run of another configuration is refused."""
+    """Refuse a folder that holds a run of another configuration."""
     path = run / "config.json"
     if path.exists():
         differ = differences(read_config(path), cfg)
@@ -129,37 +160,41 @@ def check_config(cfg: TrainConfig, run: Path) -> None:
                 f"{run} holds a run of another configuration ({'; '.join(changed)}); choose "
                 "another folder with --to, or remove this one"
             )
-    write_atomically(path, json.dumps(dataclasses.asdict(cfg), indent=1))
+
+
+def write_config(cfg: TrainConfig, run: Path) -> None:
+    write_atomically(run / "config.json", sealed(dataclasses.asdict(cfg)))
     write_atomically(run / "environment.json", json.dumps(environment(), indent=1))
 
 
 def read_config(path: Path) -> TrainConfig:
     """The configuration in a run's config.json. Fields that were added since have their default."""
-    try:
-        fields = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
-        raise ValueError(
-            f"{path}: no configuration ({error}); restore the file, or choose another folder"
-        ) from error
-    return config_of(fields, path)
+    return config_of(read_sealed(path), path)
 
 
 def config_of(fields: Mapping[str, Any], where: Path | str) -> TrainConfig:
     """The configuration of a stored run. Its plugins must have been loaded before: opening a run
     folder must never run code."""
+    fields = unsealed(fields, where)
     for plugin in fields.get("plugins", ()):
         if plugin not in PLUGINS:
             raise ValueError(
                 f"{where}: this run has energies of the plugin {plugin!r}; if you trust that code, "
                 f"name it: --plugin {plugin} (from Python, nrgpt.load_plugin({plugin!r}))"
             )
-    return from_dict(TrainConfig, fields)
+    try:
+        return from_dict(TrainConfig, fields)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{where}: not the configuration of a run: {error}") from error
+
+
+def read_result(run: Path) -> dict[str, Any]:
+    return read_sealed(run / "result.json")
 
 
 def is_finished(cfg: TrainConfig, run: Path) -> bool:
     """Whether a run has the result of its last iteration."""
-    path = run / "result.json"
-    return path.exists() and json.loads(path.read_text())["step"] == cfg.iterations
+    return (run / "result.json").exists() and read_result(run).get("step") == cfg.iterations
 
 
 def differences(stored: TrainConfig, cfg: TrainConfig) -> dict[str, str]:

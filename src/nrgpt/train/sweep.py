@@ -4,31 +4,33 @@ Each run has an ordinary run folder, so a sweep that was stopped resumes when st
 of finished runs are read, unfinished runs go on, the others follow.
 """
 
+import hashlib
 import itertools
 import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from rich.console import Console
 from rich.table import Table
 
-from ..check import check_choice
+from ..check import check_choice, suggestion
 from ..dynamics.figures import new_figure, save
-from ..extras import need
+from ..files import check_ours, write_atomically
 from .config import TrainConfig
 from .faults import DIVERGED, Interrupt, TrainingError
 from .loop import train, train_packed
-from .overrides import override, parse
+from .overrides import known_names, override, parse
 from .presets import GRIDS
-from .runs import check_config, is_finished
+from .runs import check_config, is_finished, read_result
+from .search import DATABASE, RANGE, Row, read_range, search
 from .updates import by_shape
 
-screen = Console()
+screen = Console(markup=False, emoji=False)
 OBJECTIVE = "val_loss_full"
-RANGE = re.compile(r"(log|uniform|int)\((.+),(.+)\)")
-Row = dict[str, Any]
+RESULTS = "results.jsonl"
 Choices = dict[str, list[str]]
 
 
@@ -45,6 +47,7 @@ def run_sweep(
 ) -> list[Row]:
     """Carry out all runs; returns, prints and plots a row for each. ``packed`` trains that many
     runs of one shape together; None trains them one by one."""
+    refuse_other_folders(folder)
     choices = read_choices(assignments)
     if grid is not None:
         check_choice("grid", grid, GRIDS)
@@ -56,11 +59,22 @@ def run_sweep(
     else:
         rows = run_search(name, cfg, choices, folder, trials, storage)
     rows.sort(key=lambda row: row[OBJECTIVE] if row[OBJECTIVE] is not None else float("inf"))
-    (folder / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_atomically(folder / RESULTS, "".join(json.dumps(row) + "\n" for row in rows))
     varied = [key for key, values in choices.items() if len(values) > 1 or RANGE.match(values[0])]
     show(rows, varied)
     plot(rows, varied, folder / "sweep.png")
     return rows
+
+
+def refuse_other_folders(folder: Path) -> None:
+    """A file of somebody else may have the name of ours, and would be overwritten."""
+    is_sweep = (folder / DATABASE).exists() or any(folder.glob("*/config.json"))
+    for name in (RESULTS, "sweep.png"):
+        if check_ours(folder / name).exists() and not is_sweep:
+            raise ValueError(
+                f"{folder} holds {name} but no runs, so it is not of a sweep; choose a new or an "
+                "empty folder with --to"
+            )
 
 
 def read_choices(assignments: Sequence[str]) -> Choices:
@@ -71,6 +85,8 @@ def read_choices(assignments: Sequence[str]) -> Choices:
         if not equals or not values:
             raise ValueError(f"{assignment!r}: write field=value,value,... or field=log(low,high)")
         choices[key] = [values] if RANGE.fullmatch(values) else split_values(values)
+        if RANGE.fullmatch(values):
+            read_range(key, values)
     return choices
 
 
@@ -89,8 +105,7 @@ def run_one(cfg: TrainConfig, chosen: Row, folder: Path) -> Row:
     own = changed(cfg, chosen)
     if is_finished(own, folder):
         check_config(own, folder)
-        result = json.loads((folder / "result.json").read_text())
-        return {**chosen, **result, "run": folder.name}
+        return {**chosen, **read_result(folder), "run": folder.name}
     try:
         return {**chosen, **train(own, folder), "run": folder.name}
     except TrainingError as error:
@@ -147,58 +162,48 @@ def run_grid(
 def run_search(
     name: str, cfg: TrainConfig, choices: Choices, folder: Path, trials: int, storage: str | None
 ) -> list[Row]:
-    """Optuna proposes the values, and keeps its trials in an SQLite file or at the given URL."""
-    optuna = need("optuna", "--trials", "sweep")
-    folder.mkdir(parents=True, exist_ok=True)
-    study = optuna.create_study(
-        study_name=name,
-        storage=storage or f"sqlite:///{folder / 'sweep.db'}",
-        load_if_exists=True,
-        sampler=optuna.samplers.TPESampler(seed=cfg.seed),
-    )
-    for trial in study.get_trials(states=[optuna.trial.TrialState.RUNNING]):
-        # A process died during this trial. Its folder shows whether there is work to resume.
-        if (folder / folder_name(trial.params)).exists() and storage is None:
-            study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
-            study.enqueue_trial(trial.params, skip_if_exists=False)
+    """Optuna proposes the values. What cannot be combined is passed over, and counted."""
+    known = known_names(cfg)
+    for key in choices:
+        if key not in known:
+            raise ValueError(f"there is no field {key!r}{suggestion(key, known)}")
 
-    def objective(trial: Any) -> float:
-        chosen = {key: propose(trial, key, values) for key, values in choices.items()}
-        row = run_one(cfg, chosen, folder / folder_name(trial.params))
-        trial.set_user_attr("row", row)
-        if interrupt.received:
-            study.stop()
-        if row[OBJECTIVE] is None:
-            raise optuna.TrialPruned(row["error"])
-        return float(row[OBJECTIVE])
+    def carry_out(chosen: Row) -> tuple[Row, float | None]:
+        run = folder / folder_name(chosen)
+        try:
+            changed(cfg, chosen)
+        except ValueError as error:
+            row = {**chosen, OBJECTIVE: None, "error": str(error), "impossible": True}
+            return {**row, "run": run.name}, None
+        row = run_one(cfg, chosen, run)
+        return row, row[OBJECTIVE]
 
-    ended = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
-    left = max(0, trials - len(study.get_trials(states=ended)))
-    with Interrupt().watching() as interrupt:
-        study.optimize(objective, n_trials=left)
-    finished = study.get_trials(states=ended)
-    if len(finished) < trials:
-        interrupt.heed()
-    return [trial.user_attrs["row"] for trial in finished]
+    rows = search(name, choices, carry_out, folder, seed=cfg.seed, trials=trials, storage=storage)
+    impossible = [row["error"] for row in rows if row.get("impossible")]
+    if impossible and len(impossible) == len(rows):
+        raise ValueError(impossible[0])
+    if impossible:
+        screen.print(f"{len(impossible)} of {len(rows)} trials were impossible: {impossible[0]}")
+    return rows
+
+
+LONGEST = 200
+"""Bytes of a folder's name; most file systems take 255."""
 
 
 def folder_name(parameters: dict[str, Any]) -> str:
-    return ",".join(f"{key}={value}" for key, value in sorted(parameters.items())) or "run"
-
-
-def propose(trial: Any, key: str, values: list[str]) -> Any:
-    if not (match := RANGE.fullmatch(values[0])):
-        return trial.suggest_categorical(key, values) if len(values) > 1 else values[0]
-    kind, low, high = match[1], parse(match[2].strip()), parse(match[3].strip())
-    if kind == "int":
-        return trial.suggest_int(key, low, high)
-    return trial.suggest_float(key, low, high, log=kind == "log")
+    """The folder of a run inside that of its sweep: never a path that leads elsewhere."""
+    named = ",".join(f"{key}={value}" for key, value in sorted(parameters.items())) or "run"
+    name = quote(named, safe=" ,=()[]{}'\"+*^&@!;~")
+    if len(name) <= LONGEST:
+        return name
+    return f"{name[: LONGEST - 9]}-{hashlib.sha256(named.encode()).hexdigest()[:8]}"
 
 
 def show(rows: list[Row], varied: list[str]) -> None:
     table = Table("run", *varied, "validation loss", "parameters")
     for row in rows:
-        last = ["not finite", ""]
+        last = ["not possible" if row.get("impossible") else "not finite", ""]
         if row[OBJECTIVE] is not None:
             last = [f"{row[OBJECTIVE]:.4f}", f"{row['parameters']['total']:,}"]
         table.add_row(row["run"], *(str(row[key]) for key in varied), *last)

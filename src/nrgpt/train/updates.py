@@ -257,6 +257,8 @@ def refuse(cfg: TrainConfig, where: World, what: str, way_out: str) -> None:
         asked.append(f"random_steps = {cfg.random_steps} with model.block = 'gpt'")
     if where.size > 1:
         asked.append(f"{where.size} processes")
+    if where.device.type == "mps":  # it sums in float64, which Apple's GPUs do not have
+        asked.append("device = 'mps'")
     if asked:
         asked_for = " and ".join(asked)
         raise ValueError(f"{asked_for}: cannot be combined with {what}; do without, or {way_out}")

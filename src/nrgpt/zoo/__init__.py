@@ -39,7 +39,7 @@ def resolve(given: Path | str) -> Path:
 
 def about(name: str) -> dict[str, Any]:
     """A description, and the number of parameters."""
-    return dict(json.loads((folder(name) / "about.json").read_text()))
+    return dict(json.loads((folder(name) / "about.json").read_text(encoding="utf-8")))
 
 
 def is_inside(run: Path) -> bool:

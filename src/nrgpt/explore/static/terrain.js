@@ -1,0 +1,112 @@
+// The landscape of the followed token, drawn: a map with contours, a surface to turn, a list of starts.
+"use strict";
+
+// Lines where a grid has a level, by marching squares: segments in grid coordinates.
+function contour(grid, level) {
+  const segments = [];
+  const cross = (a, b) => (level - a) / (b - a);
+  for (let j = 0; j + 1 < grid.length; j++)
+    for (let i = 0; i + 1 < grid[j].length; i++) {
+      const [a, b, c, d] = [grid[j][i], grid[j][i + 1], grid[j + 1][i + 1], grid[j + 1][i]];
+      const hits = [];
+      if (a < level !== b < level) hits.push([i + cross(a, b), j]);
+      if (b < level !== c < level) hits.push([i + 1, j + cross(b, c)]);
+      if (d < level !== c < level) hits.push([i + cross(d, c), j + 1]);
+      if (a < level !== d < level) hits.push([i, j + cross(a, d)]);
+      for (let k = 0; k + 1 < hits.length; k += 2) segments.push([hits[k], hits[k + 1]]);
+    }
+  return segments;
+}
+
+const levels = ([low, high], count) => Array.from({ length: count }, (_, i) => low + (high - low) * (i + 0.5) / count);
+
+function shades(grid, range) {
+  const count = grid.length, canvas = html("canvas", { width: count, height: count }), c = canvas.getContext("2d");
+  grid.forEach((row, j) => row.forEach((v, i) => {
+    c.fillStyle = blend(ENERGY, (v - range[0]) / (range[1] - range[0]));
+    c.fillRect(i, count - 1 - j, 1, 1);
+  }));
+  return canvas.toDataURL();
+}
+
+function drawMap(host, see, land) {
+  const colours = theme(), width = host.clientWidth, height = Math.min(440, width + 40);
+  const side = Math.min(width - 70, height - 76), box = { left: 56, right: 56 + side, top: 28, bottom: 28 + side };
+  const far = land.axis.at(-1), count = land.axis.length, range = extent(land.energy.flat());
+  const x = linear([-far, far], [box.left, box.right]), y = linear([-far, far], [box.bottom, box.top]);
+  const gx = i => x(land.axis[0] + i * (2 * far) / (count - 1)), gy = j => y(land.axis[0] + j * (2 * far) / (count - 1));
+  const said = land.minima.filter(m => m.shown).map(m => visible(see.label(m.said[0]))).join(" and ");
+  const drawn = picture(width, Math.max(height, box.bottom + 60), `Map of the energy around token ${see.A}, with its path; at the minima the model would say ${said}`);
+  const half = side / (count - 1) / 2;  // pixels are centred on their points
+  drawn.append(svg("image", { href: shades(land.energy, range), x: box.left - half, y: box.top - half, width: side + 2 * half, height: side + 2 * half, preserveAspectRatio: "none" }));
+  const lines = (grid, which, colour, attributes) => which.forEach(level => drawn.append(stroke(
+    contour(grid, level).map(([p, q]) => `M${gx(p[0]).toFixed(1)} ${gy(p[1]).toFixed(1)}L${gx(q[0]).toFixed(1)} ${gy(q[1]).toFixed(1)}`).join(""), colour, 1, attributes)));
+  lines(land.energy, levels(range, 14), "#fff", { opacity: 0.35 });
+  if (land.own) lines(land.own, levels(extent(land.own.flat()), 8), "#fff", { opacity: 0.9, "stroke-dasharray": "5 4" });
+  drawn.append(axes(box, [], [], { x, y, xTitle: "towards one minimum", yTitle: "towards the other" }));
+  const t = timeOf(see, see.A), last = land.path.length - 1, i = Math.min(Math.floor(t), last), j = Math.min(i + 1, last);
+  const at = [0, 1].map(k => land.path[i][k] + (t - i) * (land.path[j][k] - land.path[i][k]));
+  const place = ([a, b]) => [x(a), y(b)];
+  drawn.append(stroke(curve(land.path.map(place)), "#fff", 2));
+  for (const [a, b] of land.path.map(place)) drawn.append(svg("circle", { cx: a, cy: b, r: 2, fill: "#fff" }));
+  for (const m of land.minima.filter(m => m.shown)) {
+    const [a, b] = place(m.at);
+    drawn.append(write(a, b + 6, "★", { "text-anchor": "middle", "font-size": 18, fill: "#ffe9a8", stroke: "#222", "stroke-width": 0.7 }));
+    drawn.append(write(a, b - 11, visible(see.label(m.said[0])), { "text-anchor": "middle", "font-family": MONO, "font-size": 14, fill: "#fff", stroke: "#222", "stroke-width": 3, "paint-order": "stroke" }));
+  }
+  if (land.pass) {
+    const [a, b] = place(land.pass.at);
+    drawn.append(write(a, b + 5, "✕", { "text-anchor": "middle", "font-size": 14, fill: "#fff", stroke: "#222", "stroke-width": 0.7 }));
+  }
+  const [a, b] = place(at);
+  drawn.append(svg("circle", { cx: a, cy: b, r: 6, fill: colours.accent, stroke: "#fff", "stroke-width": 2 }));
+  const legend = ["● token", "★ minimum", ...(land.pass ? ["✕ pass"] : []), ...(land.own ? ["┄ your energy"] : [])];
+  legend.forEach((text, i) => drawn.append(write(4 + i * (width - 8) / legend.length, box.bottom + 52, text, { fill: colours.soft, "font-size": 11 })));
+  show(host, drawn);
+}
+
+// The same as a surface, seen from ``view`` = {turn, tilt}, in radians; far squares first.
+function drawSurface(host, see, land, view) {
+  const colours = theme(), width = host.clientWidth, height = Math.min(440, width + 40), every = 1;
+  const range = extent(land.energy.flat()), far = land.axis.at(-1), scale = Math.min(width, height) * 0.36;
+  const up = v => 1.1 * ((v - range[0]) / (range[1] - range[0]) - 0.5);
+  const [ct, st, cl, sl] = [Math.cos(view.turn), Math.sin(view.turn), Math.cos(view.tilt), Math.sin(view.tilt)];
+  const project = (px, py, v) => {
+    const a = px / far, b = py / far, u = a * ct - b * st, w = a * st + b * ct;
+    return [width / 2 + scale * u, height / 2 - scale * (up(v) * cl + w * sl), w * cl - up(v) * sl];
+  };
+  const drawn = picture(width, height, "The same landscape as a surface that can be turned");
+  const squares = [];
+  for (let j = 0; j + every < land.axis.length; j += every)
+    for (let i = 0; i + every < land.axis.length; i += every) {
+      const corners = [[i, j], [i + every, j], [i + every, j + every], [i, j + every]].map(([p, q]) =>
+        project(land.axis[p], land.axis[q], land.energy[q][p]));
+      squares.push([corners.reduce((sum, c) => sum + c[2], 0), corners, land.energy[j][i]]);
+    }
+  squares.sort((p, q) => q[0] - p[0]);
+  for (const [, corners, v] of squares) {
+    const fill = blend(ENERGY, (v - range[0]) / (range[1] - range[0]));
+    drawn.append(svg("path", { d: `M${corners.map(c => c.slice(0, 2).map(n => n.toFixed(1)).join(" ")).join("L")}Z`, fill, stroke: fill, "stroke-width": 0.6 }));
+  }
+  const path = land.path.map(([px, py], i) => project(px, py, land.pathEnergy[i]));
+  drawn.append(stroke(curve(path), colours.paper, 4), stroke(curve(path), colours.accent, 2));
+  for (const m of land.minima.filter(m => m.shown)) {
+    const [a, b] = project(...m.at, m.energy);
+    drawn.append(write(a, b + 6, "★ " + visible(see.label(m.said[0])), { "font-size": 15, fill: "#ffe9a8", stroke: "#222", "stroke-width": 3, "paint-order": "stroke" }));
+  }
+  const t = timeOf(see, see.A), [a, b] = path[Math.min(Math.round(t), path.length - 1)];
+  drawn.append(svg("circle", { cx: a, cy: b, r: 6, fill: colours.accent, stroke: colours.paper, "stroke-width": 2 }));
+  show(host, drawn);
+}
+
+function drawStarts(host, see, land) {
+  const say = m => m.said.slice(0, 3).map((token, i) => `${visible(see.label(token))} ${percent(m.chances[i])}`).join(", ");
+  const cells = (tag, values) => values.map(v => html(tag, tag === "th" ? { scope: "col" } : {}, v));
+  const minima = land.minima.map((m, i) => html("tr", {}, cells("td", [`★ ${i + 1}`, number(m.energy), String(m.count), say(m)])));
+  const ways = land.starts.map(s => html("li", {}, `${s.from}: ${number(s.energy)} → ★ ${s.basin + 1}`));
+  show(host, html("div", {},
+    html("table", {}, html("thead", {}, html("tr", {}, cells("th", ["minimum", "energy", "starts that end there", "what it says there"]))), html("tbody", {}, minima)),
+    html("p", { class: "soft" }, `Where the token stops it says ${say(land.end)}, at energy ${number(land.pathEnergy.at(-1))}.`
+      + (land.pass ? ` Between the two minima on the map, the way leads over a pass at ${number(land.pass.energy)}.` : "")),
+    html("details", {}, html("summary", {}, "each start"), html("ul", { class: "starts" }, ways))));
+}

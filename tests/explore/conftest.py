@@ -1,0 +1,33 @@
+"""Chromium, driven by Playwright. Where either is missing, the tests that need it are skipped."""
+
+import os
+import shutil
+
+import pytest
+
+FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+    "--disable-background-networking", "--disable-component-update",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def chromium():
+    """A browser for all tests of this process."""
+    found = os.environ.get("NRGPT_CHROMIUM") or shutil.which("chromium") or shutil.which("chrome")
+    if found is None:
+        pytest.skip("no Chromium: install it, or set NRGPT_CHROMIUM to its path")
+    sync_api = pytest.importorskip("playwright.sync_api", reason="no Playwright: pip install")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="session")
+def context(chromium):
+    """Offline: whatever is not in the page's own file is an error."""
+    context = chromium.new_context(offline=True)
+    context.set_default_timeout(20_000)
+    yield context
+    context.close()

@@ -1,0 +1,132 @@
+"""The local server: it answers what the page asks, and nobody else."""
+
+import json
+import threading
+from http.client import HTTPConnection
+from urllib.parse import urlsplit
+
+import pytest
+from typer.testing import CliRunner
+
+from nrgpt import zoo
+from nrgpt.cli import app
+from nrgpt.cli import explore as command
+from nrgpt.explore import models
+from nrgpt.train.runs import load_run
+
+from .test_page import Shown
+
+NAME = "listops_30_steps"
+AS_TRAINED = {"steps": None, "rate": 1, "beta": 1, "temperature": 0, "cone": None, "word": "",
+              "weight": 0}  # fmt: skip
+
+
+@pytest.fixture
+def server(monkeypatch):
+    """With a model that is said to be too large for the page."""
+    monkeypatch.setattr(models, "is_small_enough", lambda model: False)
+    run = load_run(zoo.folder(NAME))
+    server = command.server_of([run], {run.folder: NAME}, None, 0)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join(10)
+
+
+def ask(server, method, path, body=None, **headers):
+    connection = HTTPConnection("127.0.0.1", server.server_port, timeout=20)
+    connection.request(method, path, body, headers)
+    answer = connection.getresponse()
+    found = answer.status, answer.read()
+    connection.close()
+    return found
+
+
+def question(server, what, **body):
+    headers = {"X-NRGPT-Key": server.key}
+    status, found = ask(server, "POST", f"/{what}", json.dumps({"model": NAME, **body}), **headers)
+    return status, json.loads(found)
+
+
+def test_the_page_needs_the_key(server):
+    address = urlsplit(server.address)
+    assert address.hostname == "127.0.0.1"
+    assert server.server_address[0] == "127.0.0.1"
+    assert ask(server, "GET", f"/?{address.query}")[0] == 200
+    assert ask(server, "GET", "/?key=wrong")[0] == 403
+    assert ask(server, "GET", "/")[0] == 403
+    assert ask(server, "GET", "/etc/passwd")[0] == 404
+    elsewhere = {"Host": "example.org"}
+    assert ask(server, "GET", f"/?{address.query}", **elsewhere)[0] == 403
+
+
+def test_questions_need_the_key_and_sense(server):
+    assert ask(server, "POST", "/roll", "{}")[0] == 403
+    key = {"X-NRGPT-Key": server.key}
+    assert ask(server, "POST", "/roll", "not json", **key)[0] == 400
+    assert ask(server, "POST", "/roll", "[]", **key)[0] == 400
+    assert ask(server, "POST", "/nothing", "{}", **key)[0] == 404
+    assert ask(server, "POST", "/roll", "x" * (2 << 20), **key)[0] == 400
+    for body in (
+        {"tokens": [99], "settings": AS_TRAINED},
+        {"tokens": [], "settings": AS_TRAINED},
+        {"tokens": [1], "settings": AS_TRAINED | {"rate": -1}},
+        {"tokens": [1], "settings": AS_TRAINED | {"steps": 10**9}},
+        {"tokens": "abc", "settings": AS_TRAINED},
+        {"tokens": [1]},
+    ):
+        status, found = question(server, "roll", **body)
+        assert status == 400
+        assert found["error"]
+
+
+def test_answers(server):
+    assert question(server, "read", text="max(4")[1]["tokens"] == [5, 1, 11]
+    status, found = question(server, "read", text="max(?")
+    assert status == 400
+    assert "this ListOps knows" in found["error"]
+    settings = AS_TRAINED | {"word": "max", "weight": 0.5, "steps": 5}
+    rolled = question(server, "roll", tokens=[5, 1, 11], settings=settings)[1]
+    assert len(rolled["curves"]["own energy"]) == 6
+    assert question(server, "next", tokens=[5, 1, 11], settings=settings)[1]["token"] in range(17)
+
+
+def test_the_page_of_a_large_model(server, chromium):
+    with Shown(chromium, server.address, offline=False, requests=server.address[:22]) as shown:
+        assert shown.run("panels[0].source.constructor.name") == "Remote"
+        shown.run("change(panels[0], { steps: 12 })")
+        shown.until("panels[0].record.steps === 12 && computing === 0")
+        shown.page.click("#generate")
+        shown.until("panels[0].record.tokens.length > 13")
+        shown.run("stop()")
+
+
+def test_a_file_cannot_hold_it(monkeypatch, tmp_path):
+    monkeypatch.setattr(models, "is_small_enough", lambda model: False)
+    for words, said in (
+        (["--to", "x.html"], "leave out --to, and Python computes it"),
+        (["--to", "x.txt"], "must be an .html file"),
+        (["zoo:nothing"], "the zoo has no model"),
+    ):
+        result = CliRunner().invoke(app, ["explore", *words])
+        assert result.exit_code == 2
+        assert said in result.output.replace("\n", " ")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_commands(tmp_path):
+    result = CliRunner().invoke(app, ["explore", f"zoo:{NAME}", "--to", "a/page.html"])
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "a" / "page.html").stat().st_size > 100_000
+    words = ["landscape", f"zoo:{NAME}", "--text", "max(4,2) =", "--starts", "2", "--to", "here"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    assert "minimum 1" in result.output
+    assert {"map.png", "map.pdf", "index.html"} <= {
+        path.name for path in (tmp_path / "here").iterdir()
+    }
+    result = CliRunner().invoke(app, [*words, "--token", "99"])
+    assert result.exit_code == 2
+    assert "must be in 1 .. 6" in result.output
