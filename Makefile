@@ -5,11 +5,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 INSTALL := $(PIP) --constraint constraints.txt
 READY := .venv/.ready
 
-<<<<<<< HEAD
-.PHONY: demo test faults test-pages bench docs format lock audit clean
-=======
-.PHONY: demo test test-pages faults bench docs format lock audit clean
->>>>>>> see
+.PHONY: demo test faults test-pages bench docs format lock audit clean release-check
 
 demo: .venv/.demo
 	$(BIN)/python examples/demo.py
@@ -21,13 +17,10 @@ test: $(READY)
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/pytest
 
-<<<<<<< HEAD
 # Thousands of faults (half an hour on two cores); the tests have a short form of them.
 faults: $(READY)
 	NRGPT_FAULTS=long $(BIN)/pytest tests/faults
 
-=======
->>>>>>> see
 # The explorer at every width, in light and dark; out/pages has pictures to look at.
 test-pages: $(READY)
 	mkdir -p out/pages
@@ -35,13 +28,6 @@ test-pages: $(READY)
 
 docs: .venv/.docs
 	$(BIN)/python dev/docs/build.py
-<<<<<<< HEAD
-=======
-
-# Thousands of faults (half an hour on two cores); the tests have a short form of them.
-faults: $(READY)
-	NRGPT_FAULTS=long $(BIN)/pytest tests/faults
->>>>>>> see
 
 bench: $(READY)
 	$(BIN)/nrgpt bench
@@ -49,6 +35,10 @@ bench: $(READY)
 format: $(READY)
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+# Wheel and sdist, each installed in an environment of its own: the core, and every extra.
+release-check: $(READY)
+	$(BIN)/python dev/check_release.py
 
 lock: $(READY)
 	bash dev/lock.sh

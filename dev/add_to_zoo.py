@@ -17,6 +17,8 @@ from nrgpt.train.data import keep_tokenizer
 from nrgpt.train.runs import load_run
 from nrgpt.zoo import FOLDER
 
+KEPT = 33 * 256 + 1
+"""Validation tokens that stay with the model, for figures and certificates without the dataset."""
 LARGE = 300_000
 """Bytes of float32 weights from which on they are rounded."""
 
@@ -29,7 +31,10 @@ def main(run: Path, name: str, what: str) -> None:
     to.mkdir()
     for file in ("config.json", "environment.json", "result.json", "metrics.jsonl"):
         shutil.copy(run / file, to)
-    keep_tokenizer(to, loaded.dataset())
+    dataset = loaded.dataset()
+    keep_tokenizer(to, dataset)
+    first = dataset.tokens("val").read(0, KEPT).tolist()
+    (to / "val.txt").write_text(dataset.tokenizer.decode(first), encoding="utf-8")
     weights = load_file(run / "checkpoints" / f"step-{step:08d}" / "model.safetensors")
     if sum(weight.nbytes for weight in weights.values()) > LARGE:
         weights = {name: weight.to(torch.bfloat16) for name, weight in weights.items()}

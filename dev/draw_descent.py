@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 import nrgpt
-from nrgpt.cli.common import run_folder
+from nrgpt import zoo
 from nrgpt.dynamics.figures import token_label, visible
 from nrgpt.train.runs import load_run
 
@@ -74,7 +74,7 @@ def main() -> None:
     parser.add_argument("--text", default="max(4,median(1,5,3),2) = max(4,3,2) = 4")
     parser.add_argument("--to", type=Path, default=Path("docs/descent.svg"))
     given = parser.parse_args()
-    loaded = load_run(run_folder(given.run))
+    loaded = load_run(zoo.resolve(given.run))
     model, label = loaded.model.double(), token_label(loaded.tokenizer)
     certificate = model.certificate()
     idx = torch.tensor([loaded.encode(given.text)])

@@ -4,6 +4,8 @@
     model = nrgpt.LanguageModel(cfg)
     logits, loss = model(idx, targets)
 
+    nrgpt.load("zoo:shakespeare_certified").generate("ROMEO:")
+
 Importing this package loads nothing heavy: torch comes with the first name that needs it.
 """
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from .model.init import normal, ones, parameter, zeros
     from .model.network import ParameterCounts
     from .model.registry import load_plugin
+    from .text_model import TextModel, load
 
 __version__ = "0.1.0"
 
@@ -37,6 +40,7 @@ HOMES = {
     "model.init": ("normal", "ones", "parameter", "zeros"),
     "model.network": ("ParameterCounts",),
     "model.registry": ("load_plugin",),
+    "text_model": ("TextModel", "load"),
 }
 """Where each public name lives."""
 
@@ -50,7 +54,9 @@ __all__ = [
     "ParameterCounts",
     "Readout",
     "Step",
+    "TextModel",
     "Trajectory",
+    "load",
     "load_plugin",
     "load_released",
     "normal",

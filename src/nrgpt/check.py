@@ -20,7 +20,7 @@ Config = TypeVar("Config")
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def strict(cls: type[Config]) -> type[Config]:
     """A frozen, keyword-only dataclass that rejects unknown fields and values of the wrong type."""
-    cls = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+    cls = dataclasses.dataclass(frozen=True, kw_only=True, repr=False)(cls)
     assign = cls.__init__
     hints = typing.get_type_hints(cls)
 
@@ -31,7 +31,17 @@ def strict(cls: type[Config]) -> type[Config]:
                 raise ValueError(f"{cls.__name__} has no field {name!r}{suggestion(name, hints)}")
         assign(self, **{name: checked(name, v, hints[name]) for name, v in values.items()})
 
+    def __repr__(self: Config) -> str:
+        """Only what differs from the defaults."""
+        fields = dataclasses.fields(self)  # type: ignore[arg-type]
+        values = {
+            f.name: getattr(self, f.name) for f in fields if getattr(self, f.name) != f.default
+        }
+        said = ", ".join(f"{name}={value!r}" for name, value in values.items())
+        return f"{cls.__name__}({said})"
+
     cls.__init__ = __init__  # type: ignore[method-assign, assignment]
+    cls.__repr__ = __repr__  # type: ignore[method-assign, assignment]
     return cls
 
 

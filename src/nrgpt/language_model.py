@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from .decode.generate import generate
+from .dynamics.attention import attention_weights
 from .dynamics.descent import check_descent
 from .model.certificate import Certificate
 from .model.network import Network
@@ -19,6 +20,23 @@ class LanguageModel(Network):
     def generate(self, prompts: Sequence[Sequence[int]], **options: Any) -> list[list[int]]:
         """The new tokens of each prompt; see nrgpt.decode.generate.generate for the options."""
         return generate(self, prompts, **options)
+
+    def summary(self) -> str:
+        """Kind and sizes, in a line."""
+        cfg, steps = self.cfg, "layers" if self.cfg.block == "gpt" else "steps"
+        return (
+            f"{cfg.block}: width {cfg.width}, heads {cfg.heads}, {steps} {cfg.steps}, context "
+            f"{cfg.context}, vocabulary {cfg.vocab_size}, "
+            f"{self.parameter_counts().total:,} parameters"
+        )
+
+    def __repr__(self) -> str:
+        return f"LanguageModel({self.summary()})"
+
+    def attention(self, idx: Tensor, **options: Any) -> Tensor:
+        """How much each token looks at each earlier one, (steps, batch, heads, tokens, tokens); see
+        nrgpt.dynamics.attention.attention_weights."""
+        return attention_weights(self, idx, **options)
 
     def certificate(
         self, extra: Extra | None = None, *, idx: Tensor | None = None, steps: int | None = None

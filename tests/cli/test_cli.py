@@ -8,7 +8,6 @@ from typer.testing import CliRunner
 
 from nrgpt import __version__ as nrgpt_version
 from nrgpt.cli import app
-from nrgpt.train.presets import PRESETS
 from tests.processes import finished
 from tests.runs import command
 
@@ -20,12 +19,6 @@ def nrgpt(*arguments, code=0):
     result = CliRunner().invoke(app, list(arguments))
     assert result.exit_code == code, result.output
     return result.output
-
-
-def test_presets_are_listed_one_line_each():
-    lines = nrgpt("presets").splitlines()
-    assert [line.split()[0] for line in lines] == sorted(PRESETS)
-    assert all(line.split("iterations")[1].strip() for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -179,7 +179,7 @@ def test_sources_are_streamed_and_workers_do_not_change_a_byte(tmp_path, small_p
             yield text.Document("a" * 100, "here", number)
 
     options = {"tokenizer": LETTERS, "validation": 0.2, "progress": False, "workers": workers}
-    text.prepare_documents(watched(), tmp_path / "a", {}, None, **options)
+    text.prepare_documents(watched, tmp_path / "a", {}, None, **options)
     assert shards_only(content(tmp_path / "a")) == shards_only(expected)
 
 
@@ -309,11 +309,11 @@ def test_the_hub_is_streamed_through_the_same_code(monkeypatch, tmp_path):
 
 def test_a_missing_package_names_the_extra(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ImportError, match=r"datasets: pip install 'nrgpt\[data\]'"):
+    with pytest.raises(ImportError, match=r"needs datasets.*pip install 'nrgpt\[data\]'"):
         prepare_hub(text.OPENWEBTEXT, tmp_path / "a", tokenizer=LETTERS)
     source = write_parquet(tmp_path / "a.parquet", ["a"])
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(ImportError, match=r"pyarrow\.parquet: pip install 'nrgpt\[data\]'"):
+    with pytest.raises(ImportError, match=r"needs pyarrow.*pip install 'nrgpt\[data\]'"):
         prepare(source, tmp_path / "a")
 
 

@@ -1,6 +1,5 @@
 """Figures, page and command: written, readable, and safe with any text."""
 
-import builtins
 import json
 import re
 import sys
@@ -146,14 +145,7 @@ def test_tokens_are_made_visible():
 
 
 def test_without_matplotlib_the_way_out_is_named(monkeypatch):
-    real = builtins.__import__
-
-    def without(name, *rest):
-        if name.startswith("matplotlib"):
-            raise ImportError(name)
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     seen = watched()
     for draw in (figures.energy_figure, figures.heatmap_figure, figures.readout_figure):
         with pytest.raises(ValueError, match=re.escape("pip install 'nrgpt[plot]'")):

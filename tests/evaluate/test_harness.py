@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from nrgpt.cli import app
 from nrgpt.decode.generate import generate
-from nrgpt.evaluate.extras import MissingExtra
+from nrgpt.extras import MissingExtra
 from nrgpt.language_model import LanguageModel
 from nrgpt.train import loop
 from nrgpt.train.overrides import override

@@ -10,7 +10,6 @@ import torch
 from typer.testing import CliRunner
 
 from nrgpt.cli import app
-from nrgpt.evaluate.extras import MissingExtra
 from nrgpt.evaluate.samples import first_words, human_texts, model_texts
 from nrgpt.evaluate.text import (
     T_95,
@@ -20,6 +19,7 @@ from nrgpt.evaluate.text import (
     sentence_similarity,
     text_metrics,
 )
+from nrgpt.extras import MissingExtra
 
 from ..characters import character_run
 

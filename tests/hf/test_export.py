@@ -98,7 +98,7 @@ def test_the_tokenizer_and_the_pipeline(run, exported):
         said = [
             row[0]["generated_text"] for row in write(prompts, batch_size=batch_size, **options)
         ]
-        assert said == [loaded.tokenizer.decode(tokens) for tokens in ours]
+        assert said == [loaded.decode(tokens) for tokens in ours]
     assert write("", **options)  # starts with <end>
     # Past the context.
     long = write(text, do_sample=False, eos_token_id=-1, max_new_tokens=60)

@@ -10,8 +10,8 @@ import torch
 
 from nrgpt import LanguageModel
 from nrgpt.data.shakespeare import prepare_shakespeare
-from nrgpt.evaluate.extras import MissingExtra
 from nrgpt.evaluate.mmlu import csv_file
+from nrgpt.extras import MissingExtra
 from nrgpt.reproduce import common, shakespeare, text, texts
 from nrgpt.reproduce.records import Record, put
 from tests.cases import TINY

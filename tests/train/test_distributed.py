@@ -62,6 +62,25 @@ def test_any_number_of_processes_learns_the_same(tmp_path, parallel, options):
     assert abs(one["val_loss_full"] - two["val_loss_full"]) < 1e-5
 
 
+def test_a_run_goes_on_with_other_numbers_of_processes(tmp_path):
+    """One, then two, then four: the same batches in the same order, so the same weights."""
+    options = ("debug", "eval_every=12", "save_every=4", "log_every=1", "model.dropout=0")
+    decay = "optimiser.decay=constant"  # the schedule must not depend on where a part ends
+    run(sys.executable, "-m", "nrgpt", "train", *options, decay, "iterations=12", "--to", "one")
+    part = [*options, decay, "final_evaluation=false", "--to", "many"]
+    run(sys.executable, "-m", "nrgpt", "train", *part, "iterations=6")
+    run(*torchrun(2, *part, "iterations=8"))
+    done = run(*torchrun(4, *part, "iterations=12"))
+    assert "(iteration 8)" in done.stdout
+    assert largest_difference(weights(tmp_path / "one"), weights(tmp_path / "many")) < 1e-5
+    losses = [
+        [json.loads(line).get("loss") for line in (tmp_path / r / "metrics.jsonl").open()]
+        for r in ("one", "many")
+    ]
+    for one, many in zip(*([x for x in own if x is not None] for own in losses), strict=True):
+        assert abs(one - many) < 1e-5
+
+
 def test_compiled_models_learn_the_same_under_ddp(tmp_path):
     run(sys.executable, "-m", "nrgpt", "train", *SHORT, "model.steps=2", "--to", "one")
     run(*torchrun(2, *SHORT, "model.steps=2", "compile=true", "--to", "two"))

@@ -112,12 +112,6 @@ Overrides = Annotated[
 ]
 
 
-def run_folder(given: Path) -> Path:
-    """A path as it is, or the folder of the model zoo:NAME."""
-    name = str(given)
-    return zoo.folder(name.removeprefix(zoo.PREFIX)) if name.startswith(zoo.PREFIX) else given
-
-
 def folder_for_results(run: Path) -> Path:
     """Where results about a run go by default: its folder, or out/NAME for models of the zoo,
     whose folders belong to the package."""
@@ -127,7 +121,7 @@ def folder_for_results(run: Path) -> Path:
 RunFolder = Annotated[
     Path,
     Argument(
-        help="A run folder, or zoo:NAME (see `nrgpt zoo`).", callback=run_folder, metavar="RUN"
+        help="A run folder, or zoo:NAME (see `nrgpt zoo`).", callback=zoo.resolve, metavar="RUN"
     ),
 ]
 

@@ -36,8 +36,9 @@ Texts = Annotated[int, Option(help="Validation texts, each as long as the contex
 
 def validation_texts(loaded: Run, count: int) -> tuple[Tensor, Tensor]:
     """The first ``count`` texts of the validation split, without overlap, and their targets."""
-    stream = loaded.dataset().tokens("val")
-    length = min(loaded.cfg.model.context, len(stream) - 1)
+    context = loaded.cfg.model.context
+    stream = loaded.first_tokens("val", count * context + 1)
+    length = min(context, len(stream) - 1)
     count = max(1, min(count, (len(stream) - 1) // length))
     starts = length * np.arange(count)
     text = stream.windows(starts, length + 1).to(loaded.model.tokens.device)
@@ -79,7 +80,7 @@ def trajectory(
     """
     if text is None:
         length = min(64, loaded.cfg.model.context)
-        tokens = loaded.dataset().tokens(split).read(0, length + 1).tolist()
+        tokens = loaded.first_tokens(split, length + 1).read(0, length + 1).tolist()
     else:
         tokens = [*loaded.encode(text), IGNORED_TARGET]  # the next token is unknown
     folder = folder_to_write(to or folder_for_results(loaded.folder) / "trajectory")

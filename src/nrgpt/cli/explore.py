@@ -26,7 +26,6 @@ from .common import (
     folder_for_results,
     folder_to_write,
     open_run,
-    run_folder,
     screen,
     with_options_of,
 )
@@ -68,7 +67,7 @@ def explore(
     machine that listens on 127.0.0.1 only; such a model cannot go into a file.
     """
     if runs:
-        loaded = [load_run(run_folder(run)) for run in runs]
+        loaded = [load_run(zoo.resolve(run)) for run in runs]
     else:  # those whose energies provably fall come first
         loaded = [load_run(zoo.folder(name)) for name in zoo.names()]
         loaded.sort(key=lambda run: not run.model.guarantees())

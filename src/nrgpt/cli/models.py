@@ -14,9 +14,9 @@ from .. import zoo
 from ..bench.suites import SUITES
 from ..bench.suites import profile as profile_training
 from ..check import check_choice
-from ..decode.generate import Sampling, stream
 from ..files import write_atomically
 from ..kernels.dispatch import explain
+from ..text_model import of_run
 from ..train.distributed import device_named
 from ..train.runs import Run
 from .common import Device, Steps, app, folder_to_write, open_run, screen, with_options_of
@@ -28,7 +28,9 @@ def sample(
     loaded: Run,
     prompt: Annotated[str | None, Option(help="Text to continue.")] = None,
     tokens: Annotated[int, Option(help="New tokens.")] = 200,
-    temperature: Annotated[float, Option(help="0 is greedy.")] = 0.8,
+    temperature: Annotated[
+        float | None, Option(help="0 is greedy; default 0.8, and 0 for ListOps.")
+    ] = None,
     top_k: Annotated[int | None, Option(help="Only the k likeliest tokens.")] = None,
     top_p: Annotated[
         float | None, Option(help="Only the likeliest tokens, up to this probability.")
@@ -39,30 +41,23 @@ def sample(
     steps: Steps = None,
 ) -> None:
     """Let a trained model continue a text, printed token by token."""
-    is_listops = loaded.cfg.data.task == "listops"
-    text = loaded.encode(prompt or ("<end>" if is_listops else "\n"))
-    written = ""
-
-    def write(more: str) -> None:
-        nonlocal written
-        whole = more.rstrip("\ufffd")  # half of a character: wait for the rest
-        sys.stdout.write(whole[len(written) :])
-        sys.stdout.flush()
-        written = whole
-
-    for token in stream(
-        loaded.model,
-        [list(text)],
+    model = of_run(loaded)
+    pieces = model.stream(
+        prompt or "",
         max_new_tokens=tokens,
-        stop=loaded.encode("<end>") if is_listops else (),
-        sampling=Sampling(repetition_penalty, temperature, top_k, top_p),
-        generator=torch.Generator(loaded.model.tokens.device).manual_seed(seed),
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
         steps=steps,
-        cache=cache,  # type: ignore[arg-type]
-    ):
-        text += token.values()
-        write(loaded.decode(text))
-    write(loaded.decode(text) + "\n")
+        cache=cache,
+    )
+    sys.stdout.write(model.decode(model.encode(prompt or "")))
+    for piece in pieces:
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+    sys.stdout.write("\n")
 
 
 @app.command(name="zoo")
@@ -82,7 +77,9 @@ def list_zoo() -> None:
 
 @app.command()
 def bench(
-    suite: Annotated[str, Option(help="train, small, packed, generate, memory or all.")] = "all",
+    suite: Annotated[
+        str, Option(help="train, small, packed, generate, memory, serve or all.")
+    ] = "all",
     profile: Annotated[bool, Option(help="Also write a trace of training updates.")] = False,
     compile: Annotated[
         bool | None, Option(help="Use torch.compile; by default on a GPU only.")

@@ -10,15 +10,18 @@ ABOUT = (
     "command [bold]--plugin MODULE[/bold], the module that registers them."
 )
 COMMANDS = {
-    "train": "Train a preset. If it was stopped, the same command continues.",
-    "presets": "List the presets, one line each: width D, heads H, steps T, and what they are.",
+    "train": (
+        "Train a preset, or on a text of your own. If it was stopped, the same command continues."
+    ),
     "sweep": (
         "Train a preset many times: all combinations of comma-separated values, or a search."
     ),
-    "sample": "Let a trained model continue a text, printed token by token.",
-    "zoo": "List the trained models that come with the package.",
-    "bench": "Measure speed and memory on this machine, with everything compared in one run.",
-    "explore": "Type a text and watch its tokens roll downhill, live, in a browser.",
+    "presets": ("List the presets: width D, heads H, steps T and updates. Or all fields of one."),
+    "fields": ("Explain the fields of a configuration, or those whose names begin with NAME."),
+    "sample": ("Let a trained model continue a text, printed token by token."),
+    "zoo": ("List the trained models that come with the package."),
+    "bench": ("Measure speed and memory on this machine, with everything compared in one run."),
+    "explore": ("Type a text and watch its tokens roll downhill, live, in a browser."),
     "landscape": ("The landscape of one token: its minima, the pass between two of them, a map."),
     "trajectory": (
         "Watch tokens on their energy landscapes: figures, numbers and an interactive page."
@@ -26,21 +29,27 @@ COMMANDS = {
     "certificate": (
         "Is descent guaranteed? If not, which part prevents it, and what happens on real text?"
     ),
-    "adaptive": "Stop each token early by a rule: what does that cost, and what does it save?",
+    "adaptive": ("Stop each token early by a rule: what does that cost, and what does it save?"),
     "convergence": (
         "When do tokens come to rest, and do they return when pushed? Ctrl-C: use the steps so far."
     ),
-    "evaluate": "Loss on every token of a split, ListOps accuracy, text metrics, tasks of lm-eval.",
+    "evaluate": (
+        "Loss on every token of a split, ListOps accuracy, text metrics, tasks of lm-eval."
+    ),
     "verify": (
         "Check every file of a run: is it as it was written? (For datasets: nrgpt data verify.)"
     ),
-    "export": "Write a run as a Hugging Face model: weights, tokenizer, model card and code.",
-    "push": "Export a run and upload it to the Hugging Face Hub.",
+    "serve": (
+        "Serve a model over HTTP, as OpenAI's completions: /v1/completions, /v1/models, /health."
+    ),
+    "chat": ("Write with a model, in turns: it continues what you have both written so far."),
+    "export": ("Write a run as a Hugging Face model: weights, tokenizer, model card and code."),
+    "push": ("Export a run and upload it to the Hugging Face Hub."),
     "reproduce": (
         "Train the missing runs and make the paper's figures and tables. Stop it at any time; the "
         "same command continues."
     ),
-    "data": "Prepare and check datasets.",
+    "data": ("Prepare and check datasets."),
 }
 
 

@@ -1,12 +1,12 @@
 """Documents from text files: .txt, .txt.xz, .jsonl and .parquet, one after the other."""
 
-import importlib
 import json
 import lzma
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..extras import need
 from .shards import DataError
 
 PIECE_CHARACTERS = 2 << 20  # work for one process; longer documents are read in such parts
@@ -133,7 +133,8 @@ def jsonl_rows(path: Path) -> Iterator[tuple[str, Any, int]]:
 
 
 def parquet_rows(path: Path, field: str) -> Iterator[tuple[str, Any, int]]:
-    parquet, size, number = optional_module("pyarrow.parquet"), path.stat().st_size, 0
+    parquet = need("pyarrow.parquet", "reading .parquet files", "data")
+    size, number = path.stat().st_size, 0
     try:
         with parquet.ParquetFile(path) as file:
             # Without the field, read all columns: the error will name them.
@@ -142,12 +143,5 @@ def parquet_rows(path: Path, field: str) -> Iterator[tuple[str, Any, int]]:
                 for row in batch.to_pylist():
                     yield f"{path}: row {number}", row, size * number // file.metadata.num_rows
                     number += 1
-    except (OSError, optional_module("pyarrow").ArrowException) as error:
+    except (OSError, need("pyarrow", "reading .parquet files", "data").ArrowException) as error:
         raise DataError(f"{path}: row {number}: {error}") from error
-
-
-def optional_module(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ImportError(f"this needs {name}: pip install 'nrgpt[data]'") from error

@@ -57,7 +57,7 @@ def find_shakespeare() -> bytes:
     found = hashlib.sha256(content).hexdigest()
     if found != SHA256:
         raise DataError(
-            f"{origin}: its sha256 is {found} instead of {SHA256}; to use another text: nrgpt data "
-            "shakespeare FOLDER --source FILE, then train with data.folder=FOLDER"
+            f"{origin}: its sha256 is {found} instead of {SHA256}; to train on another text: nrgpt "
+            "train --text FILE"
         )
     return content

@@ -101,7 +101,8 @@ def write_dataset(
                 split: write_split(writing, split, pieces, tokenizer.vocab_size, shard_tokens)
                 for split, pieces in splits.items()
             }
-            extra = {name: write_blocks(writing / name, [b]) for name, b in extra_files.items()}
+            beside = {**tokenizer.companions(), **extra_files}
+            extra = {name: write_blocks(writing / name, [b]) for name, b in beside.items()}
             manifest = token_format(tokenizer) | {
                 "splits": written, "extra_files": extra, "source": dict(source),
             }  # fmt: skip
@@ -197,7 +198,7 @@ class Dataset:
             raise DataError(f"{path}: no such file, so there is no dataset; prepare the data first")
         try:
             manifest = json.loads(path.read_bytes())
-            tokenizer = load_tokenizer(manifest["tokenizer"])
+            tokenizer = load_tokenizer(manifest["tokenizer"], path.parent)
             check_files(path.parent, manifest, tokenizer, verify)
         except DataError:
             raise

@@ -5,7 +5,6 @@ FOLDER.partial, and these files become the shards at the end. The name of such a
 everything that determines its content, so that a run that was killed can use what it had finished.
 """
 
-import collections
 import dataclasses
 import hashlib
 import multiprocessing
@@ -14,7 +13,8 @@ import shutil
 import signal
 import threading
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -25,76 +25,120 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn
 
 from ..check import check
+from ..extras import need
 from ..files import open_ours
 from .documents import (
+    PIECE_CHARACTERS,
     Document,
     Piece,
     documents_of_all,
     gather,
     open_source,
-    optional_module,
     row_documents,
 )
+from .own import tokenizer_for
 from .shards import DataError, refuse_existing, token_dtype, working_folder, write_dataset
-from .tokenizer import GPT2Tokenizer, Tokenizer
+from .tokenizer import END_OF_TEXT, Tokenizer
 
 OPENWEBTEXT = "Skylion007/openwebtext"
+USUAL_SHARE = 0.0005
+"""Of documents, for validation."""
+ENOUGH = 50_000
+"""Tokens for validation. With fewer, the end of the text is taken, up to so many."""
+END_SHARE = 0.1
 
 
 def prepare_text(
     sources: Sequence[Path],
     folder: Path,
     *,
-    separator: str = "<|endoftext|>",
+    separator: str = END_OF_TEXT,
     field: str = "text",
+    tokenizer: Tokenizer | str = "auto",
+    vocabulary: int | None = None,
     **options: Any,
 ) -> None:
     """Tokenise local files (.txt, .txt.xz, .jsonl, .parquet) into the dataset ``folder``.
 
     In text files, a line that is exactly ``separator`` ends a document. In .jsonl and .parquet
-    files, each line or row is a document, with its text in ``field``. ``options`` go to
-    prepare_documents.
+    files, each line or row is a document, with its text in ``field``. ``tokenizer`` is one, or how
+    to make it from the text (nrgpt.data.own). ``options`` go to prepare_documents.
     """
     check(len(sources) > 0, "sources", sources, "at least one file")
-    readers = [open_source(path, separator, field) for path in sources]
-    files = [{"name": path.name, "bytes": path.stat().st_size} for path in sources]
+    refuse_existing(folder.absolute())
+
+    def documents() -> Iterator[Document]:
+        readers = [open_source(path, separator, field) for path in sources]
+        return documents_of_all(zip(sources, readers, strict=True))
+
+    files = [{"name": path.name, "bytes": path.stat().st_size} for path in map(checked, sources)]
     total = sum(path.stat().st_size for path in sources)
-    documents = documents_of_all(zip(sources, readers, strict=True))
-    prepare_documents(documents, folder, {"kind": "text", "files": files}, total, **options)
+    if isinstance(tokenizer, str):
+        texts = lambda: (document.text for document in documents())  # noqa: E731
+        tokenizer = tokenizer_for(tokenizer, texts, total, vocabulary)
+    source = {"kind": "text", "files": files}
+    prepare_documents(documents, folder, source, total, tokenizer=tokenizer, **options)
+
+
+def checked(path: Path) -> Path:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: there is no such file")
+    return path
 
 
 def prepare_hub(
-    name: str, folder: Path, *, split: str = "train", field: str = "text", **options: Any
+    name: str,
+    folder: Path,
+    *,
+    split: str = "train",
+    field: str = "text",
+    tokenizer: Tokenizer | str = "gpt2",
+    vocabulary: int | None = None,
+    **options: Any,
 ) -> None:
     """Tokenise a dataset from the Hugging Face Hub, such as OPENWEBTEXT, while it downloads.
     ``options`` go to prepare_documents."""
-    stream = optional_module("datasets").load_dataset(name, split=split, streaming=True)
-    rows = ((f"{name}: row {i}", row, i + 1) for i, row in enumerate(stream))
+    stream = need("datasets", "the Hugging Face Hub", "data").load_dataset(
+        name, split=split, streaming=True
+    )
+
+    def documents() -> Iterator[Document]:
+        rows = ((f"{name}: row {i}", row, i + 1) for i, row in enumerate(stream))
+        return row_documents(rows, field)
+
     known = (stream.info.splits or {}).get(split)
     total = known.num_examples if known else None
     source = {"kind": "hub", "name": name, "split": split}
-    prepare_documents(row_documents(rows, field), folder, source, total, **options)
+    if isinstance(tokenizer, str):
+        texts = lambda: (document.text for document in documents())  # noqa: E731
+        tokenizer = tokenizer_for(tokenizer, texts, None, vocabulary)
+    prepare_documents(documents, folder, source, total, tokenizer=tokenizer, **options)
 
 
 def prepare_documents(
-    documents: Iterable[Document],
+    documents: Callable[[], Iterable[Document]],
     folder: Path,
     source: Mapping[str, Any],
     total: int | None,
     *,
     tokenizer: Tokenizer,
-    validation: float = 0.0005,
+    validation: float | None = None,
     seed: int = 0,
-    workers: int = 1,
+    workers: int | None = None,
     shard_tokens: int = 100_000_000,
     progress: bool = True,
 ) -> None:
     """Tokenise documents into a dataset. After an interruption, the same call continues.
 
     A hash of the seed and a document's number decides whether it is in the split "val", with
-    probability ``validation``. The result does not depend on the number of workers.
+    probability ``validation``. None: 0.0005, but if too few tokens fall to "val" in this way, as in
+    a single book, it gets the last tenth of the text. The result does not depend on the number of
+    workers.
     """
-    check(0 <= validation < 1, "validation", validation, "in [0, 1)")
+    adapts, share = validation is None, USUAL_SHARE if validation is None else validation
+    check(0 <= share < 1, "validation", share, "in [0, 1)")
+    if workers is None:  # another process takes seconds to start
+        workers = 2 if total is None or total > 4 * PIECE_CHARACTERS else 1
     check(workers >= 1, "workers", workers, "at least 1")
     check(shard_tokens >= 1, "shard_tokens", shard_tokens, "at least 1")
     folder = folder.absolute()
@@ -108,24 +152,50 @@ def prepare_documents(
         TextColumn("{task.fields[tokens]:,} tokens", markup=False),
     )
     with working_folder(partial):
-        maker = PieceMaker(partial, tokenizer, seed, validation)
-        tokens, number = collections.Counter[str](), 0
-        paths = []
-        with Progress(*columns, console=Console(stderr=True), disable=not progress) as bar:
-            task = bar.add_task(f"tokenising {folder.name}", total=total, tokens=0)
-            for piece, (path, counts) in in_parallel(maker, gather(documents), workers):
-                paths.append(path)
-                tokens.update(counts)
-                number += sum(document.ends for document in piece.documents)
-                bar.update(task, completed=piece.documents[-1].read, tokens=tokens.total())
-        splits = ["train", "val"] if validation > 0 else ["train"]
-        for split in splits:
+
+        def tokenise(share: float) -> tuple[PieceMaker, list[Path], Counter[str], int]:
+            maker = PieceMaker(partial, tokenizer, seed, share)
+            tokens, number = Counter[str](), 0
+            paths = []
+            with Progress(*columns, console=Console(stderr=True), disable=not progress) as bar:
+                task = bar.add_task(f"tokenising {folder.name}", total=total, tokens=0)
+                pieces = gather(documents())
+                for piece, (path, counts) in in_parallel(maker, pieces, workers):
+                    paths.append(path)
+                    tokens.update(counts)
+                    number += sum(document.ends for document in piece.documents)
+                    bar.update(task, completed=piece.documents[-1].read, tokens=tokens.total())
+            return maker, paths, tokens, number
+
+        maker, paths, tokens, number = tokenise(share)
+        takes_end = adapts and tokens["val"] < min(ENOUGH, tokens.total() * END_SHARE)
+        if takes_end:
+            maker, paths, tokens, number = tokenise(0)
+            first = tokens["train"] - min(ENOUGH, int(tokens["train"] * END_SHARE))
+            train = lambda: maker.read_all(paths, "train")  # noqa: E731
+            pieces = {"train": between(train(), 0, first), "val": between(train(), first, None)}
+            tokens = Counter(train=first, val=tokens["train"] - first)
+        else:
+            splits = ["train", "val"] if share > 0 else ["train"]
+            pieces = {split: maker.read_all(paths, split) for split in splits}
+        for split in pieces:
             wanted = f"such that some of the {number} documents are in split {split!r}"
-            check(tokens[split] > 0, "validation", validation, wanted)
-        pieces = {split: maker.read_all(paths, split) for split in splits}
-        facts = {**source, "documents": number, "validation": validation, "seed": seed}
+            check(tokens[split] > 0, "validation", share, wanted)
+        kept = "the end" if takes_end else share
+        facts = {**source, "documents": number, "validation": kept, "seed": seed}
         write_dataset(folder, tokenizer, pieces, source=facts, shard_tokens=shard_tokens)
         shutil.rmtree(partial)
+
+
+def between(arrays: Iterable[np.ndarray], first: int, last: int | None) -> Iterator[np.ndarray]:
+    """The part from element ``first`` to ``last`` of arrays that follow one another."""
+    before = 0
+    for array in arrays:
+        begin, end = max(0, first - before), None if last is None else max(0, last - before)
+        part = array[begin:end]
+        if len(part):
+            yield part
+        before += len(array)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,7 +242,7 @@ class PieceMaker:
 
     def tokenise(self, piece: Piece) -> dict[str, np.ndarray]:
         tokenizer = self.tokenizer
-        end = [tokenizer.end_of_text] if isinstance(tokenizer, GPT2Tokenizer) else []
+        end = [] if tokenizer.end_of_text is None else [tokenizer.end_of_text]
         splits = {"train": list[int](), "val": list[int]()}
         number = piece.first_document
         for document in piece.documents:
@@ -200,7 +270,7 @@ def in_parallel(
     # Not "fork": it would copy locks that torch's threads may hold at that moment.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, context, initializer=end_with_parent) as pool:
-        waiting = collections.deque[Any]()
+        waiting = deque[Any]()
         try:
             for piece in pieces:
                 waiting.append((piece, pool.submit(maker, piece)))

@@ -38,12 +38,21 @@ class Sampling:
         self, logits: Tensor, said: Tensor | None, generator: torch.Generator | None
     ) -> Tensor:
         """A token for each row of logits. ``said`` marks the tokens that a row's text holds."""
-        if said is not None:
-            penalty = self.repetition_penalty
-            weaker = torch.where(logits > 0, logits / penalty, logits * penalty)
-            logits = torch.where(said, weaker, logits)
         if self.temperature == 0:
-            return logits.argmax(-1)
+            return self.penalised(logits, said).argmax(-1)
+        probabilities = self.probabilities(logits, said)
+        return torch.multinomial(probabilities, 1, generator=generator).squeeze(-1)
+
+    def penalised(self, logits: Tensor, said: Tensor | None) -> Tensor:
+        if said is None:
+            return logits
+        penalty = self.repetition_penalty
+        weaker = torch.where(logits > 0, logits / penalty, logits * penalty)
+        return torch.where(said, weaker, logits)
+
+    def probabilities(self, logits: Tensor, said: Tensor | None) -> Tensor:
+        """Of each token, at a temperature above 0."""
+        logits = self.penalised(logits, said)
         # The largest becomes 0: divided by a tiny temperature, it would be infinite.
         heat = max(self.temperature, torch.finfo(logits.dtype).tiny)
         logits = (logits - logits.amax(-1, keepdim=True)) / heat
@@ -57,7 +66,7 @@ class Sampling:
             dropped = torch.empty_like(likelier, dtype=torch.bool)
             dropped.scatter_(-1, order, (likelier >= self.top_p) & (likelier > 0))
             probabilities = probabilities.masked_fill(dropped, 0)
-        return torch.multinomial(probabilities, 1, generator=generator).squeeze(-1)
+        return probabilities
 
 
 def generate(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..data.tokenizer import Tokenizer
+from ..extras import need
 from ..model.network import IGNORED_TARGET
 from .trajectory import Trajectory, energy_name
 
@@ -36,11 +37,8 @@ AS_TRAINED: dict[str, Any] = {"color": "black", "linestyle": ":", "linewidth": 1
 
 def new_figure(width: float, height: float) -> "Figure":
     """Without pyplot, which would set a backend and keep figures open."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ValueError("figures need matplotlib: pip install 'nrgpt[plot]'") from None
-    return Figure(figsize=(width, height), layout="constrained")
+    made = need("matplotlib.figure", "a figure", "plot")
+    return made.Figure(figsize=(width, height), layout="constrained")
 
 
 def save(figure: "Figure", path: Path, formats: Sequence[str] = ("png", "pdf")) -> list[Path]:

@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from .extras import need
+from ..extras import need
 
 SEVERITIES = {  # 1 breaks the sentence, 0.3 is a slip of typing
     1.0: ("agreement", "tense", "structure"),

@@ -15,11 +15,11 @@ from rich.progress import track
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ..data.tokenizer import GPT2Tokenizer, SymbolTokenizer
+from ..data.tokenizer import start_of_text
 from ..decode.generate import Sampling, stream
+from ..extras import need
 from ..train.distributed import device_named
 from ..train.runs import Run, load_run
-from .extras import need
 
 need("lm_eval", "nrgpt.evaluate.harness")
 
@@ -88,23 +88,12 @@ class HarnessModel(TemplateLM):
     def eot_token_id(self) -> int:
         """What precedes a text without a context: the end of a document or, for characters,
         a newline."""
-        tokenizer = self.run.tokenizer
-        if isinstance(tokenizer, GPT2Tokenizer):
-            return tokenizer.end_of_text
-        assert isinstance(tokenizer, SymbolTokenizer)
-        number = tokenizer.number.get("<end>", tokenizer.number.get("\n"))
-        if number is None:
-            raise ValueError(
-                "a text without a context needs a token before it, and this vocabulary has neither "
-                "an end of text nor a newline"
-            )
-        return number
+        return start_of_text(self.run.tokenizer)
 
     def stops(self) -> set[int]:
         """Tokens that end a text."""
-        tokenizer = self.run.tokenizer
-        is_text = isinstance(tokenizer, SymbolTokenizer) and "<end>" not in tokenizer.number
-        return set() if is_text else {self.eot_token_id}
+        end = self.run.tokenizer.end_of_text
+        return set() if end is None else {end}
 
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **options: Any

@@ -25,9 +25,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ..check import suggestion
+from ..extras import need
 from ..measure.listops import SCORE_HEADINGS, Score, empty_table
 from ..train.runs import Run
-from .extras import need
 
 MMLU = "NRGPT_MMLU"  # environment variable: a folder of csv files to use instead of the Hub
 HUB = "cais/mmlu"

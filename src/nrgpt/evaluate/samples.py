@@ -7,7 +7,7 @@ from rich.progress import Progress
 
 from ..check import check
 from ..data.shards import TokenStream
-from ..data.tokenizer import GPT2Tokenizer, SymbolTokenizer, Tokenizer
+from ..data.tokenizer import Tokenizer, start_of_text
 from ..decode.generate import Sampling, stream
 from ..train.runs import Run
 
@@ -15,10 +15,8 @@ TOKENS_PER_WORD = {"characters": 12, "byte pairs": 4}  # at most
 
 
 def kind_of(tokenizer: Tokenizer) -> str:
-    if isinstance(tokenizer, GPT2Tokenizer):
-        return "byte pairs"
-    if isinstance(tokenizer, SymbolTokenizer) and tokenizer.is_characters:
-        return "characters"
+    if tokenizer.kind in TOKENS_PER_WORD:
+        return tokenizer.kind
     raise ValueError("text metrics are for text; this run's tokens are ListOps' symbols")
 
 
@@ -49,9 +47,7 @@ def model_texts(
     check(words >= 2, "words", words, "at least 2")
     tokenizer = run.tokenizer
     most = words * TOKENS_PER_WORD[kind_of(tokenizer)]
-    start = GPT2Tokenizer.end_of_text
-    if isinstance(tokenizer, SymbolTokenizer):
-        start = tokenizer.number.get("\n", 0)
+    start = start_of_text(tokenizer)
     texts: list[list[int]] = [[] for _ in range(number)]
     tokens = stream(
         run.model,

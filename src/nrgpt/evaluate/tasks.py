@@ -8,9 +8,9 @@ from typing import Any
 
 from rich.table import Table
 
+from ..extras import need
 from ..measure.listops import Score, empty_table
 from ..train.runs import Run
-from .extras import need
 from .mmlu import MMLU, MMLUResult, is_mmlu, mmlu_tasks, subjects_of
 
 SEED = 1234  # the harness's default, for tasks that draw their examples

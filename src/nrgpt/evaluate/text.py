@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from rich.progress import track
 from rich.table import Table
 
+from ..extras import need
 from ..interop.weights import check_folder
 from ..measure.listops import empty_table
-from .extras import need
 from .grammar import grammar, sentences
 
 JUDGE = "gpt2"

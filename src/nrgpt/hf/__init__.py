@@ -11,6 +11,8 @@ and need ``pip install 'nrgpt[hf]'``.
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from ..extras import need
+
 if TYPE_CHECKING:
     from ..interop.gpt2 import from_gpt2 as from_gpt2
     from ..interop.gpt2 import to_gpt2 as to_gpt2
@@ -21,8 +23,11 @@ if TYPE_CHECKING:
     from .modeling import NRGPTForCausalLM as NRGPTForCausalLM
     from .modeling import NRGPTModel as NRGPTModel
     from .modeling import NRGPTOutput as NRGPTOutput
+    from .onnx_file import export_onnx as export_onnx
     from .past import NRGPTCache as NRGPTCache
     from .push import push_run as push_run
+    from .quantisation import quantise as quantise
+    from .quantisation import stored_bytes as stored_bytes
 
 CONTENTS = {
     ".configuration": ["NRGPTConfig"],
@@ -30,7 +35,9 @@ CONTENTS = {
     ".lora": ["as_linear", "as_parameters"],
     ".modeling": ["NRGPTForCausalLM", "NRGPTModel", "NRGPTOutput"],
     ".past": ["NRGPTCache"],
+    ".onnx_file": ["export_onnx"],
     ".push": ["push_run"],
+    ".quantisation": ["quantise", "stored_bytes"],
     "..interop.gpt2": ["from_gpt2", "to_gpt2"],
 }
 WHERE = {name: module for module, names in CONTENTS.items() for name in names}
@@ -42,13 +49,6 @@ __all__ = sorted(WHERE)
 def __getattr__(name: str) -> Any:
     if name not in WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        module = importlib.import_module(WHERE[name], __name__)
-    except ImportError as error:
-        missing = (error.name or "").partition(".")[0]
-        if missing not in EXTRA:
-            raise
-        raise ImportError(
-            f"nrgpt.hf.{name} needs {missing}: pip install 'nrgpt[hf]'", name=error.name
-        ) from None
-    return getattr(module, name)
+    for package in EXTRA:
+        need(package, f"nrgpt.hf.{name}", "hf")
+    return getattr(importlib.import_module(WHERE[name], __name__), name)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from ..files import read_sealed
 from ..train.runs import Run
@@ -14,14 +15,6 @@ from ..train.runs import Run
 TESTED = "transformers 5.22, tokenizers 0.23, peft 0.21, torch 2.13"
 
 CARD = """\
----
-library_name: transformers
-pipeline_tag: text-generation
-tags:
-- nrgpt
-- energy-based-model
----
-
 # {title}
 
 {kind} of width {cfg.width} with {cfg.heads} heads and {cfg.steps} {steps}, for texts of up to \
@@ -114,7 +107,34 @@ def write_card(run: Run, folder: Path, name: str) -> None:
         tested=TESTED,
         notes=f"\n{' '.join(notes)}\n" if notes else "",
     )
-    (folder / "README.md").write_text(text, encoding="utf-8")
+    about = ModelCardData(
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        tags=["nrgpt", "energy-based-model"],
+        model_name=name,
+        eval_results=eval_results(run),
+    )
+    ModelCard(f"---\n{about}\n---\n\n{text}").save(folder / "README.md")
+
+
+def eval_results(run: Run) -> list[EvalResult] | None:
+    """The result of a finished run, as the Hub shows it."""
+    result = result_of(run)
+    found = [("loss", result.get("val_loss_full"))]
+    if "listops" in result:
+        found.append(("accuracy", result["listops"]["accuracy"]))
+    dataset: dict[str, Any] = {"dataset_type": run.cfg.data.task, "dataset_name": run.cfg.data.task}
+    return [
+        EvalResult("text-generation", **dataset, metric_type=name, metric_value=value)
+        for name, value in found
+        if value is not None
+    ] or None
+
+
+def result_of(run: Run) -> dict[str, Any]:
+    """Empty if the run has not finished."""
+    path = run.folder / "result.json"
+    return dict(read_sealed(path)) if path.is_file() else {}
 
 
 def facts(run: Run) -> dict[str, str]:
@@ -130,8 +150,7 @@ def facts(run: Run) -> dict[str, str]:
     if cfg.data.task == "listops":
         numbers = f"of 0 to {listops.numbers - 1}, depth {listops.depth}"
         found["task and data"] += f" ({', '.join(listops.functions)} {numbers})"
-    path = run.folder / "result.json"  # missing if the run has not finished
-    result: dict[str, Any] = read_sealed(path) if path.is_file() else {}
+    result = result_of(run)
     if "val_loss_full" in result:
         found["validation loss"] = (
             f"{result['val_loss_full']:.4f} nats per token, over "
@@ -159,7 +178,7 @@ def draw_energies(run: Run, path: Path) -> str:
 
     length = min(64, run.cfg.model.context)
     try:
-        tokens = run.dataset().tokens("val").read(0, length).tolist()
+        tokens = run.first_tokens("val", length).read(0, length).tolist()
     except OSError:
         return ""
     idx = torch.tensor([tokens], device=run.model.tokens.device)

@@ -39,7 +39,8 @@ class NRGPTConfig(PreTrainedConfig):
                     raise ValueError(
                         f"{usual} = {value!r} and {name} = {ours[name]!r}: these are the same field"
                     )
-        known = {*FIELDS, *self.attribute_map}
+        self.num_steps = values.pop("num_steps", None)  # of inference; None: as trained
+        known = {*FIELDS, *self.attribute_map, "num_steps"}
         theirs = THEIRS | GenerationConfig().to_dict().keys()
         for name in values:
             if name not in theirs and not name.startswith("_"):

@@ -32,7 +32,9 @@ def export_run(
         )
     loaded = run if isinstance(run, Run) else load_run(Path(run), step)
     wrapper = wrapped(loaded.model)
-    tokenizer = fast_tokenizer(loaded.tokenizer, loaded.cfg.model.context)
+    tokenizer = fast_tokenizer(
+        loaded.tokenizer, loaded.cfg.model.context, lisp=loaded.cfg.data.listops.notation == "lisp"
+    )
     wrapper.generation_config = generation_config(tokenizer)
     unfinished = to.with_name(f".{to.name}.{os.getpid()}")
     if to.parent.is_dir():

@@ -17,6 +17,7 @@ from transformers import GenerationMixin, PreTrainedModel
 from transformers.utils import ModelOutput
 
 from ..check import suggestion
+from ..dynamics.attention import attention_weights
 from ..interop.weights import align_memory, load_safetensors
 from ..kernels.loss import IGNORED_TARGET, plain_loss
 from ..model.network import Network
@@ -29,13 +30,15 @@ from .past import NRGPTCache
 class NRGPTOutput(ModelOutput):
     """``energies`` of the final state, by name, each (batch, tokens), with 0 for padding.
     ``hidden_states`` are x before the first step and after each step. ``last_hidden_state`` is the
-    last of them after the final norm, which the head reads."""
+    last of them after the final norm, which the head reads. ``attentions`` are how much each token
+    looks at each other one, a tensor (batch, heads, tokens, tokens) for every step."""
 
     loss: Tensor | None = None
     logits: Tensor | None = None
     last_hidden_state: Tensor | None = None
     past_key_values: NRGPTCache | None = None
     hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
     energies: dict[str, Tensor] | None = None
 
 
@@ -62,6 +65,7 @@ class NRGPTPreTrainedModel(PreTrainedModel):
         """As usual, but refuses pickle files and weights that do not fit the config."""
         if options.get("use_safetensors") is False:
             raise ValueError("use_safetensors = False: pickle files are never opened")
+        refuse_quantisation(options)
         wants_report = options.pop("output_loading_info", False)
         model, report = load_safetensors(super().from_pretrained, name, *arguments, **options)
         align_memory(model)
@@ -108,11 +112,13 @@ class NRGPTPreTrainedModel(PreTrainedModel):
         num_steps: int | None = None,
         output_energies: bool | None = None,
         output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
         **others: Any,
     ) -> tuple[Tensor, Aligned, NRGPTOutput]:
         """The final state x, how its tokens were aligned, and an output without logits."""
         check_others(others)
         model, past = self.language_model, past_key_values
+        num_steps = self.config.num_steps if num_steps is None else num_steps
         if input_ids is None or input_ids.dim() != 2 or 0 in input_ids.shape:
             shape = None if input_ids is None else tuple(input_ids.shape)
             raise ValueError(f"input_ids has shape {shape}; it must be (batch, tokens), not empty")
@@ -130,9 +136,10 @@ class NRGPTPreTrainedModel(PreTrainedModel):
         if wants_states is None:
             wants_states = self.config.output_hidden_states
         if past is not None:
-            if wants_states or output_energies:
+            if wants_states or output_energies or output_attentions:
                 raise ValueError(
-                    "output_energies and output_hidden_states need the whole text: use_cache=False"
+                    "output_energies, output_hidden_states and output_attentions need the whole "
+                    "text: use_cache=False"
                 )
             return self.extend(aligned, past, num_steps), aligned, NRGPTOutput(past_key_values=past)
         states: list[Tensor] = []
@@ -146,6 +153,9 @@ class NRGPTPreTrainedModel(PreTrainedModel):
         if output_energies:
             energies = model.energies(x, start=start)
             output.energies = {name: aligned.back(e) for name, e in energies.items()}
+        if output_attentions:
+            weights = attention_weights(model, aligned.idx, steps=num_steps)
+            output.attentions = tuple(map(aligned.back_both_ways, weights))
         return x, aligned, output
 
     def check_lengths(self, aligned: Aligned, past: NRGPTCache | None) -> None:
@@ -240,6 +250,7 @@ class NRGPTForCausalLM(NRGPTPreTrainedModel, GenerationMixin):
         num_steps: int | None = None,
         output_energies: bool | None = None,
         output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         return_dict: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
@@ -256,9 +267,11 @@ class NRGPTForCausalLM(NRGPTPreTrainedModel, GenerationMixin):
             num_steps,
             output_energies,
             output_hidden_states,
+            output_attentions,
             **others,
         )
-        x = aligned.back(x)
+        # Padding on the right goes on from the last token before it: generate looks there.
+        x = aligned.back(x, goes_on=True)
         if labels is None and isinstance(logits_to_keep, Tensor):
             x = x[:, logits_to_keep]
         elif labels is None and logits_to_keep:
@@ -274,6 +287,16 @@ class NRGPTForCausalLM(NRGPTPreTrainedModel, GenerationMixin):
                 total = plain_loss(output.logits, targets, reduction="sum")
                 output.loss = total / num_items_in_batch
         return output.to_tuple() if return_dict is False else output
+
+
+def refuse_quantisation(options: dict[str, Any]) -> None:
+    """transformers' own would look for nn.Linear, find none, and do nothing without a word."""
+    for name in ("quantization_config", "load_in_8bit", "load_in_4bit"):
+        if options.get(name):
+            raise ValueError(
+                f"{name}: an NRGPT has no nn.Linear, so this would change nothing; load it as it "
+                "is, and then nrgpt.hf.quantise(model, 'int8')"
+            )
 
 
 def check_others(others: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ need to know about padding.
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 
@@ -17,23 +18,36 @@ class Aligned(NamedTuple):
     real: Tensor | None  # which tokens of input_ids are not padding
     column: Tensor | None  # where each token of input_ids went
 
-    def back(self, values: Tensor) -> Tensor:
-        """(batch, aligned tokens, ...) -> (batch, tokens, ...), 0 for padding."""
+    def back(self, values: Tensor, *, goes_on: bool = False) -> Tensor:
+        """(batch, aligned tokens, ...) -> (batch, tokens, ...), 0 for padding; or, if the text
+        ``goes_on``, what the last token before the padding has."""
         if self.real is None or self.column is None:
             return values
         shape = self.real.shape + (1,) * (values.dim() - 2)
-        column = self.column.clamp(max=values.shape[1] - 1).view(shape)
-        values = values.gather(1, column.expand(-1, -1, *values.shape[2:]))
-        return values.masked_fill(~self.real.view(shape), 0)
+        column = self.column.clamp(max=values.shape[1] - 1)
+        if goes_on:
+            column = self.real.cumsum(1).sub(1).clamp(min=0)
+        column = column.view(shape).expand(-1, -1, *values.shape[2:])
+        padding = ~self.real if not goes_on else self.real.cumsum(1) == 0
+        return values.gather(1, column).masked_fill(padding.view(shape), 0)
+
+    def back_both_ways(self, weights: Tensor) -> Tensor:
+        """(batch, heads, tokens, tokens), as ``back``."""
+        rows = self.back(weights.transpose(1, 2)).transpose(1, 2)
+        return self.back(rows.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
 
 
 def align(input_ids: Tensor, attention_mask: Tensor | None) -> Aligned:
     """``attention_mask`` may also cover earlier tokens, in a cache."""
     rows, tokens = input_ids.shape
     real = None if attention_mask is None else attention_mask[:, -tokens:].bool()
-    if real is None or bool(real.all()):
+    is_compiling = torch.compiler.is_compiling()  # then what a mask holds must not decide anything
+    if real is None or (not is_compiling and bool(real.all())):
         return Aligned(input_ids, [tokens] * rows, None, None)
     order = (~real).int().argsort(dim=1, stable=True)  # real tokens first, in their order
+    if is_compiling:
+        idx = input_ids.masked_fill(~real, 0).gather(1, order)
+        return Aligned(idx, [tokens] * rows, real, order.argsort(dim=1))
     counts = real.sum(1).tolist()
     # Padding may be any number, even one outside the vocabulary.
     idx = input_ids.masked_fill(~real, 0).gather(1, order)[:, : max(1, *counts)]

@@ -7,19 +7,27 @@ from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from ..data.tokenizer import GPT2Tokenizer, SymbolTokenizer, Tokenizer
+from ..data.tokenizer import END_OF_TEXT, FastTokenizer, GPT2Tokenizer, SymbolTokenizer, Tokenizer
 
-END, END_OF_TEXT, PAD = "<end>", "<|endoftext|>", "<pad>"
+END, PAD = "<end>", "<pad>"
 
 
-def fast_tokenizer(tokenizer: Tokenizer, context: int) -> PreTrainedTokenizerFast:
+def fast_tokenizer(
+    tokenizer: Tokenizer, context: int, *, lisp: bool = False
+) -> PreTrainedTokenizerFast:
     """Pads on the left, as generation needs it. As in our own tokenizers, a symbol that is not in
-    the vocabulary is an error."""
+    the vocabulary is an error. ``lisp`` is ListOps' notation."""
     end: str | None = None
     if isinstance(tokenizer, GPT2Tokenizer):
         backend, end = byte_pairs(tokenizer), END_OF_TEXT
     elif isinstance(tokenizer, SymbolTokenizer):
-        backend, end = symbols(tokenizer), END if END in tokenizer.number else None
+        backend = symbols(tokenizer, lisp)
+        if tokenizer.end_of_text is not None:
+            end = tokenizer.symbols[tokenizer.end_of_text]
+    elif isinstance(tokenizer, FastTokenizer):
+        backend, end = tokenizer.backend, None
+        if tokenizer.end_of_text is not None:
+            end = backend.id_to_token(tokenizer.end_of_text)
     else:
         raise ValueError(f"{type(tokenizer).__name__} has no counterpart in Hugging Face's tools")
     return PreTrainedTokenizerFast(
@@ -35,7 +43,7 @@ def fast_tokenizer(tokenizer: Tokenizer, context: int) -> PreTrainedTokenizerFas
     )
 
 
-def symbols(tokenizer: SymbolTokenizer) -> Backend:
+def symbols(tokenizer: SymbolTokenizer, lisp: bool) -> Backend:
     # Without an unknown token, an unknown symbol is an error.
     backend = Backend(models.WordLevel(tokenizer.number, unk_token=None))
     pattern = Regex(tokenizer.pattern.pattern)
@@ -48,7 +56,28 @@ def symbols(tokenizer: SymbolTokenizer) -> Backend:
         backend.normalizer = normalizers.Sequence(
             [normalizers.Replace(Regex(old), new) for old, new in replaced.items()]
         )
+        usual = [decoders.Replace(Regex(old), new) for old, new in usual_notation(tokenizer, lisp)]
+        backend.decoder = decoders.Sequence([decoders.Fuse(), *usual])
     return backend
+
+
+def usual_notation(tokenizer: SymbolTokenizer, lisp: bool) -> list[tuple[str, str]]:
+    """What to replace in the tokens of ListOps, put together, to have them as people write them
+    (nrgpt.data.listops.render): sum(max( 7 3)= becomes sum(max(7,3) =."""
+    names = [symbol for symbol in tokenizer.symbols if symbol.isidentifier()]
+    name, after_name = "|".join(names), "|".join(f"(?<={name})" for name in names)
+    gaps = [(rf"(?:{after_name}|(?<=[0-9)]))(?=\()", " ")]
+    if not lisp:
+        gaps = [
+            (rf"(?:{after_name}|(?<=[0-9)])) (?=[0-9])", ","),
+            (rf"(?:{after_name}|(?<=[0-9)]))(?={name})", ","),
+        ]
+    return [
+        *gaps,
+        (r"(?<=\() (?=[0-9])|^ (?=[0-9])", ""),
+        (r"(?<=[^ ]) ?(?==|<end>)", " "),
+        (r"(?:(?<==)|(?<=<end>))(?=[^ ])", " "),
+    ]
 
 
 def byte_pairs(tokenizer: GPT2Tokenizer) -> Backend:

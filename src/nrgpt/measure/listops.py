@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from itertools import compress
 from typing import Any, TypeVar
 
+from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
@@ -137,7 +138,9 @@ def listops_accuracy(
     batches = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
     end = tokenizer.number["<end>"]
     generated: dict[int, list[int]] = {}
-    for batch in track(batches, "ListOps accuracy", disable=not progress):
+    for batch in track(
+        batches, "ListOps accuracy", console=Console(stderr=True), disable=not progress
+    ):
         prompts = [tests[i].prompt for i in batch]
         new = generate(model, prompts, max_new_tokens=room, stop=end, steps=steps, cache=cache)
         generated.update(zip(batch, new, strict=True))

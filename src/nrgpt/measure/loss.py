@@ -6,11 +6,12 @@ from itertools import pairwise
 
 import numpy as np
 import torch
+from rich.console import Console
 from rich.progress import track
 
 from ..check import check
 from ..data.shards import TokenStream
-from ..data.tokenizer import GPT2Tokenizer, SymbolTokenizer, Tokenizer
+from ..data.tokenizer import Tokenizer
 from ..kernels.loss import plain_loss
 from ..model.network import Network
 
@@ -73,7 +74,7 @@ def split_loss(
     exact = torch.device("cpu") if device.type == "mps" else device  # Apple's have no float64
     total, tokens = torch.zeros((), dtype=torch.float64, device=exact), 0
     batches = batches_of_windows(len(stream), context, stride, size)
-    for windows in track(batches, "loss", disable=not progress):
+    for windows in track(batches, "loss", console=Console(stderr=True), disable=not progress):
         rows = [torch.from_numpy(stream.read(start, length + 1)) for start, _ in windows]
         text = torch.stack(rows).to(device)
         counted = torch.tensor([count for _, count in windows], device=device)
@@ -113,14 +114,12 @@ def bits_of_text(loss: SplitLoss, stream: TokenStream, tokenizer: Tokenizer) -> 
     The first token is never predicted, so its bytes are not counted. ``<|endoftext|>`` is between
     documents and not part of any, so it counts as 0 bytes, but its loss is included.
     """
-    if isinstance(tokenizer, SymbolTokenizer) and tokenizer.is_characters:
+    if tokenizer.kind == "characters":
         return Bits("character", loss.loss / math.log(2), loss.tokens)
-    if not isinstance(tokenizer, GPT2Tokenizer):
+    found = tokenizer.byte_lengths()
+    if found is None:
         return None
-    lengths = np.array(
-        [len(tokenizer.encoding.decode_single_token_bytes(t)) for t in range(tokenizer.vocab_size)]
-    )
-    lengths[tokenizer.end_of_text] = 0
+    lengths = np.array(found)
     part = 1 << 20  # to save memory: a large split would be expanded to 64 bits per token
     units = sum(
         int(lengths[stream.read(start, min(part, len(stream) - start))].sum())

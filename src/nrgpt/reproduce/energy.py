@@ -74,7 +74,7 @@ def measure(case: Case, run: Path, record: Record) -> Row:
     figure needs."""
     loaded = load_run(run, case.cfg.iterations, device=device_named("auto"))
     length = min(TOKENS, case.cfg.model.context)
-    tokens = torch.from_numpy(loaded.dataset().tokens("val").read(0, length + 1))
+    tokens = torch.from_numpy(loaded.first_tokens("val", length + 1).read(0, length + 1))
     text = tokens.to(loaded.model.tokens.device)[None]
     seen = trajectory(loaded.model.double(), text[:, :-1], text[:, 1:])
     buffer, arrays = io.BytesIO(), seen.arrays()

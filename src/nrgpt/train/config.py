@@ -77,6 +77,10 @@ class TrainConfig:
     accumulation: int = 1
     """Number of parts into which each process splits its share of a batch, to save memory."""
     seed: int = 0
+    init_from: str | None = None
+    """Begin with the weights of a run folder, of zoo:NAME, or of an export (hf:FOLDER). The shape
+    and the tokenizer must be its own; a shorter context, another number of steps, other data and
+    another optimiser are fine."""
     random_steps: tuple[int, ...] | None = None
     """(least, most): each update draws its number of inference steps from this range, so that the
     model may later be stopped early. None: always model.steps."""
@@ -106,6 +110,8 @@ class TrainConfig:
     eval_every: int = 250
     eval_batches: int = 20
     """Random batches for the estimates during training; the end evaluates the whole split."""
+    final_evaluation: bool = True
+    """At the end, evaluate the whole validation split (and ListOps' tests), and write samples."""
     save_every: int = 250
     keep: int = 2
     """Checkpoints kept beside the best one."""
@@ -152,9 +158,9 @@ class TrainConfig:
 
 
 BOOKKEEPING = {
-    "iterations", "log_every", "eval_every", "eval_batches", "save_every", "keep", "nan_retries",
-    "tensorboard", "wandb", "device", "compile", "graph", "checkpoint_steps", "accumulation",
-    "parallel",
+    "iterations", "log_every", "eval_every", "eval_batches", "final_evaluation", "save_every",
+    "keep", "nan_retries", "tensorboard", "wandb", "device", "compile", "graph",
+    "checkpoint_steps", "accumulation", "parallel",
 }  # fmt: skip
 """Fields that may differ when a run is resumed: none of them changes what is being learned.
 (More iterations stretch the schedule of the learning rate; a message says so.)"""

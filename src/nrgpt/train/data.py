@@ -5,7 +5,8 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from ..check import check
 from ..data.listops import prepare_listops
 from ..data.shards import MANIFEST, Dataset, TokenStream, to_device
+from ..data.tokenizer import RANKS
 from ..files import locked, missing_folders, sealed, write_atomically
 from .config import DataConfig
 
@@ -26,14 +28,28 @@ TOKENIZER = "tokenizer.json"
 
 
 def keep_tokenizer(run: Path, dataset: Dataset) -> None:
+    """Put the dataset's tokenizer into the run folder, with the files that belong to it."""
     write_atomically(run / TOKENIZER, sealed(dataset.tokenizer.spec()))
+    if RANKS in dataset.manifest["extra_files"]:
+        shutil.copyfile(dataset.folder / RANKS, run / RANKS)
+
+
+def data_root() -> Path:
+    return Path(os.environ.get(DATA, "data"))
+
+
+def located(folder: Path | str) -> Path:
+    """A dataset's folder as it is written, or, if nothing is there, in NRGPT_DATA."""
+    here, there = Path(folder), data_root() / folder
+    is_there = not here.is_absolute() and not here.exists() and there.exists()
+    return there if is_there else here
 
 
 def dataset_folder(cfg: DataConfig) -> Path:
     if cfg.folder is not None:
         check(cfg.folder.strip() != "", "data.folder", cfg.folder, "a folder's path, or None")
-        return Path(cfg.folder)
-    root = Path(os.environ.get(DATA, "data"))
+        return located(cfg.folder)
+    root = data_root()
     if cfg.task != "listops":
         return root / cfg.task
     fields = json.dumps(dataclasses.asdict(cfg.listops), sort_keys=True)
@@ -44,25 +60,31 @@ def prepare_dataset(cfg: DataConfig) -> Path:
     """The folder of the dataset, which is prepared if it is missing and that is possible. Of runs
     that start together, one prepares it, and the others wait."""
     folder = dataset_folder(cfg)
-    if (folder / MANIFEST).exists():  # and may be on a disk that cannot be written to
-        return folder
-    if cfg.task == "text":
+    if cfg.task == "text" and not (folder / MANIFEST).exists():
         raise FileNotFoundError(
             f"data.folder: there is no prepared dataset in {folder}; make one with "
-            f"`nrgpt data text --to {folder} FILES...` or `nrgpt data hub --to {folder}`"
+            f"`nrgpt data text --to {folder} FILES...` or `nrgpt data hub --to {folder}`, or train "
+            "on a file of your own with `nrgpt train --text FILE`"
         )
+    prepared_once(folder, lambda: make(cfg, folder))
+    return folder
+
+
+def prepared_once(folder: Path, prepare: Callable[[], None]) -> None:
+    """Prepare a dataset, unless it is there; others that want it too wait meanwhile."""
+    if (folder / MANIFEST).exists():  # and may be on a disk that cannot be written to
+        return
     made = missing_folders(folder.parent)
     folder.parent.mkdir(parents=True, exist_ok=True)
     lock = folder.parent / f".{folder.name}.lock"
     try:
         with locked(lock, wait=True):
             if not (folder / MANIFEST).exists():
-                make(cfg, folder)
+                prepare()
     finally:
         for empty in reversed(made):
             with suppress(OSError):
                 empty.rmdir()
-    return folder
 
 
 def make(cfg: DataConfig, folder: Path) -> None:

@@ -1,5 +1,6 @@
 """Exit codes, signals, and the folder of a run: ours alone, and clean if nothing came of it."""
 
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -48,10 +49,16 @@ class Interrupt:
 
     def __init__(self) -> None:
         self.received: str | None = None
+        self.all_is_saved = False
+        """There is nothing to finish: the next signal ends the run at once."""
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         self.received = signal.Signals(number).name
+        if self.all_is_saved:
+            self.heed()
         if number == signal.SIGINT:
+            # Not print: the signal may have come in the middle of one.
+            os.write(2, b"\nsaving ... (another Ctrl-C ends this at once)\n")
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
     @contextmanager

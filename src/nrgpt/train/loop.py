@@ -33,6 +33,7 @@ from .optim import rate_at
 from .report import Report
 from .result import write_result
 from .runs import check_config, read_result, write_config
+from .sources import weights_from
 from .speed import matrix_product_rate
 from .updates import Batch, Failure, choose_update
 
@@ -134,8 +135,10 @@ class Trainer:
             self.streams[split] = Streams([tokens[cfg.data] for cfg in cfgs], where.device)
         self.update = choose_update(cfgs, where)(cfgs, where)
         self.step = 0
-        self.resume()  # raises an error if the dataset has changed
-        for why in {opened[cfg.data].tokenizer.missing() for cfg in cfgs} - {None}:
+        if not self.resume():  # raises an error if the dataset has changed
+            self.begin_from_others()
+        missing = {opened[cfg.data].tokenizer.missing() for cfg in cfgs if cfg.final_evaluation}
+        for why in missing - {None}:
             if where.is_first:
                 print(f"samples.txt will hold numbers instead of text: {why}")
         # From here on this is a run, and nothing has been written before.
@@ -158,6 +161,7 @@ class Trainer:
             since, began = time.perf_counter(), self.step
             while self.step < cfg.iterations and self.running:
                 losses = self.advance()
+                self.members[0].report.advance(self.step)
                 stop = self.where.any(self.interrupt.received is not None)
                 last = self.step == cfg.iterations
                 logs, evaluates, saves = (
@@ -203,12 +207,16 @@ class Trainer:
 
     def finish(self) -> None:
         """Evaluate the finished runs, and write RUN/result.json."""
+        self.interrupt.all_is_saved = True
+        self.members[0].report.progress.stop()
         for member in self.running:
-            self.say(f"evaluating {member.run.name} on the whole validation split")
+            if self.cfg.final_evaluation:
+                self.say(f"evaluating {member.run.name} on the whole validation split")
             run = member.run if self.where.is_first else None
             state = {"step": self.step, **member.state}
             model = self.update.model(member.number)
-            write_result(run, model, member.dataset, member.cfg, state)
+            progress = member.report.show and member.report.is_watched
+            write_result(run, model, member.dataset, member.cfg, state, progress=progress)
         self.where.barrier()
 
     # Reports -----------------------------------------------------------------------------------
@@ -261,13 +269,21 @@ class Trainer:
                 checkpoint.prune(member.folder, self.cfg.keep, needed)
         self.where.barrier()
 
+    def begin_from_others(self) -> None:
+        """Weights of the models that init_from names."""
+        for member in self.members:
+            if member.cfg.init_from is not None:
+                like = self.update.model(member.number)
+                source, tokenizer = member.cfg.init_from, member.dataset.tokenizer
+                self.update.load(member.number, weights_from(source, like, tokenizer), {})
+
     def common_step(self, members: Sequence[Member]) -> int | None:
         """The newest iteration of which all these runs have a checkpoint."""
         saved = [set(map(checkpoint.number_of, checkpoint.checkpoints(m.folder))) for m in members]
         common = set.intersection(*saved) if saved else set()
         return max(common, default=None)
 
-    def resume(self) -> None:
+    def resume(self) -> bool:
         """Go on from the newest iteration of which all runs have a valid checkpoint, if any."""
         if self.where.is_first:
             for member in self.members:
@@ -297,6 +313,7 @@ class Trainer:
                 f"the processes find checkpoints of different iterations in {self.members[0].run}: "
                 "all nodes must see the same run folder"
             )
+        return step is not None
 
     def newest(self, member: Member) -> int:
         return max(map(checkpoint.number_of, checkpoint.checkpoints(member.folder)), default=-1)

@@ -218,6 +218,23 @@ def openwebtext(kind: str, form: str, equal_parameters: bool = False) -> TrainCo
     return replace(cfg, OURS_NRGPT | (OURS_EQUAL_PARAMETERS if equal_parameters else {}))
 
 
+def shakespeare_cpu(minutes: int) -> TrainConfig:
+    """Shakespeare on two CPU cores in about 5 minutes: it learns words and names."""
+    return TrainConfig(
+        model=ModelConfig(
+            vocab_size=65, context=96, width=96, heads=4, steps=4, rate="free_per_step"
+        ),
+        data=DataConfig(task="shakespeare"),
+        optimiser=OptimiserConfig(name="muon", lr=4e-3, muon_lr=0.03, warmup=50, final=0.05),
+        iterations=300 * minutes,
+        batch=24,
+        eval_every=250,
+        eval_batches=8,
+        save_every=250,
+        log_every=25,
+    )
+
+
 def debug() -> TrainConfig:
     """A tiny model and tiny data: a whole run in seconds."""
     data = dataclasses.replace(RELEASED, train=2_000, validation=200, test=100)
@@ -300,6 +317,7 @@ RECIPES: dict[str, tuple[Any, ...]] = {
     "listops_rgpt_parallel": (listops, "rgpt_parallel", ""),
     "listops_rgpt_parallel_paper": (listops, "rgpt_parallel", "paper"),
     "listops_rgpt_parallel_released": (listops, "rgpt_parallel", "released"),
+    "shakespeare_cpu": (shakespeare_cpu, 5),
     "shakespeare_nrgpt_certified": (certified, shakespeare),
     "shakespeare_nrgpt_settled": (settled, shakespeare, (0.15, 3), {"model.width": 80}),
     "shakespeare_nrgpt_ff1": (shakespeare, "nrgpt_ff1", ""),

@@ -1,7 +1,6 @@
 """What a run reports: metrics.jsonl, progress on the screen, a picture of its losses."""
 
 import dataclasses
-import importlib
 import io
 import os
 import platform
@@ -14,8 +13,10 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 from ..dynamics.figures import new_figure
+from ..extras import need
 from ..files import write_atomically
 from .config import TrainConfig
 from .metrics import Metrics, read_metrics
@@ -25,26 +26,38 @@ COMMIT = "NRGPT_COMMIT"
 """Environment variable: the commit to record if git cannot tell."""
 
 
+SHOWN = {"loss": "loss", "val_loss": "val"}
+"""What the bar shows first, and how it calls it."""
+
+
 class Report:
     """Reports to metrics.jsonl, the screen and, if asked, TensorBoard and Weights & Biases."""
 
     def __init__(self, run: Path, cfg: TrainConfig, step: int, quiet: bool, show: bool = True):
         """A ``quiet`` report does nothing; one that does not ``show`` leaves the screen alone."""
+        self.latest: dict[str, float] = {}
         self.quiet = quiet
         self.show = show and not quiet
-        tensorboard = extra("tensorboard", "torch.utils.tensorboard") if cfg.tensorboard else None
-        wandb = extra("wandb", "wandb") if cfg.wandb else None
+        tensorboard = wandb = None
+        if cfg.tensorboard:
+            tensorboard = need("torch.utils.tensorboard", "tensorboard = True", "tensorboard")
+        if cfg.wandb:
+            wandb = need("wandb", "wandb = True", "wandb")
         self.metrics = Metrics(run)
         if not quiet:
             self.metrics.go_back(step)
+        self.is_watched = console.is_terminal
         self.progress = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
+            BarColumn(bar_width=16),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[status]}", markup=False),
-            TimeRemainingColumn(),
+            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+            # Where it is narrow, the last numbers give way.
+            TextColumn(
+                "{task.fields[status]}", markup=False, table_column=Column(no_wrap=True, ratio=1)
+            ),
             console=console,
-            disable=not self.show or not console.is_terminal,
+            expand=True,
+            disable=not self.show or not self.is_watched,
         )
         self.task = self.progress.add_task("training", total=cfg.iterations, status="")
         self.progress.update(self.task, completed=step)
@@ -56,12 +69,19 @@ class Report:
             options = {"name": run.name, "dir": run, "config": dataclasses.asdict(cfg)}
             self.wandb = wandb.init(project="nrgpt", **options)
 
+    def advance(self, step: int) -> None:
+        """An update has been made."""
+        self.progress.update(self.task, completed=step)
+
     def log(self, step: int, **values: float) -> None:
         if self.quiet:
             return
         self.metrics.add({"step": step, **values})
         status = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
-        self.progress.update(self.task, completed=step, status=status)
+        self.latest |= values
+        order = sorted(self.latest, key=lambda name: ([*SHOWN, name].index(name), name))
+        short = "  ".join(f"{SHOWN.get(n, n)} {self.latest[n]:.4g}" for n in order)
+        self.progress.update(self.task, completed=step, status=short)
         if self.show and not console.is_terminal:
             console.print(f"iteration {step:6d}  {status}", highlight=False, soft_wrap=True)
         if self.tensorboard is not None:
@@ -80,13 +100,6 @@ class Report:
             self.tensorboard.close()
         if self.wandb is not None:
             self.wandb.finish()
-
-
-def extra(option: str, module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        raise ValueError(f"{option} = True: pip install 'nrgpt[{option}]'") from None
 
 
 def environment() -> dict[str, Any]:

@@ -24,6 +24,8 @@ def write_result(
     dataset: Dataset,
     cfg: TrainConfig,
     state: dict[str, Any],
+    *,
+    progress: bool = False,
 ) -> None:
     """Measure a finished run, and write result.json, samples.txt and losses.png into its folder.
 
@@ -31,25 +33,31 @@ def write_result(
     training: bfloat16 changes it by less than 1e-4, and float32 takes many times as long on a GPU.
     With several processes all must take part, but only the first has a folder to write into.
     """
-    with autocast(cfg, model.tokens.device):
-        whole = split_loss(model, dataset.tokens("val"))
     result: dict[str, Any] = {
         "step": state["step"],
         "best_val_loss_estimate": state["best"].get("val_loss"),
         "best_step": state["best"].get("step"),
         "rollbacks": state["rollbacks"],
         "dataset": dataset.fingerprint,
-        "val_loss_full": whole.loss,
-        "val_loss_full_tokens": whole.tokens,
-        "val_loss_full_least_context": whole.least_context,
-        "parameters": dataclasses.asdict(model.parameter_counts()),
     }
-    if cfg.data.task == "listops":
+    shown = progress and run is not None
+    if cfg.final_evaluation:
+        with autocast(cfg, model.tokens.device):
+            whole = split_loss(model, dataset.tokens("val"), progress=shown)
+        result |= {
+            "val_loss_full": whole.loss,
+            "val_loss_full_tokens": whole.tokens,
+            "val_loss_full_least_context": whole.least_context,
+        }
+    result["parameters"] = dataclasses.asdict(model.parameter_counts())
+    if cfg.final_evaluation and cfg.data.task == "listops":
         tests = read_tests(dataset.folder)
-        result["listops"] = listops_accuracy(model, tests, dataset.tokenizer).as_dict()
-    continued = samples(model, dataset)
+        found = listops_accuracy(model, tests, dataset.tokenizer, progress=shown)
+        result["listops"] = found.as_dict()
+    continued = samples(model, dataset) if cfg.final_evaluation else None
     if run is not None:
-        write_atomically(run / "samples.txt", continued)
+        if continued is not None:
+            write_atomically(run / "samples.txt", continued)
         write_atomically(run / "result.json", sealed(result))
         plot_losses(run)
 

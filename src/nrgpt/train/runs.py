@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
+from .. import zoo
 from ..check import from_dict
 from ..data.listops import read_expression, render
-from ..data.shards import Dataset
+from ..data.shards import Dataset, TokenStream
 from ..data.tokenizer import SymbolTokenizer, Tokenizer, load_tokenizer
 from ..files import Changed, read_json, read_sealed, sealed, unsealed, write_atomically
 from ..language_model import LanguageModel
@@ -25,7 +27,7 @@ from .overrides import known_names
 from .report import environment
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     folder: Path
     cfg: TrainConfig
@@ -34,10 +36,23 @@ class Run:
     faults: tuple[str, ...] = ()
     """What was wrong with the checkpoints that were not used."""
 
+    def __repr__(self) -> str:
+        return f"Run({str(self.folder)!r}, checkpoint {self.step}, {self.model.summary()})"
+
     def dataset(self, *, verify: bool = True) -> Dataset:
         """The dataset it was trained on, made again if it is missing and that is possible."""
         prepare_dataset(self.cfg.data)
         return open_dataset(self.cfg.data, self.cfg.model.vocab_size, verify=verify)
+
+    def first_tokens(self, split: str, count: int) -> TokenStream:
+        """A stream that begins with the first ``count`` tokens of a split: those kept in the run
+        folder, as models of the zoo have them, else the dataset's."""
+        kept = self.folder / f"{split}.txt"
+        if kept.is_file():
+            tokens = self.tokenizer.encode(kept.read_text(encoding="utf-8"))
+            if len(tokens) >= count:
+                return TokenStream(split, [np.array(tokens)])
+        return self.dataset().tokens(split)
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
@@ -46,7 +61,7 @@ class Run:
         if not kept.is_file():
             return self.dataset(verify=False).tokenizer
         try:
-            return load_tokenizer(read_sealed(kept))
+            return load_tokenizer(read_sealed(kept), self.folder)
         except Changed:
             raise
         except (ValueError, TypeError) as error:
@@ -69,12 +84,13 @@ class Run:
 
 
 def load_run(folder: Path | str, step: int | None = None, *, device: str = "cpu") -> Run:
-    """The model of a run at its best checkpoint or at that of a given iteration, for evaluation.
+    """The model of a run (a folder, or zoo:NAME) at its best checkpoint or at that of a given
+    iteration, for evaluation.
 
     If the best checkpoint is gone or damaged, the newest intact one is used. A training that goes
     on meanwhile may remove a checkpoint while it is being read; then the newer one is.
     """
-    folder = Path(folder)
+    folder = zoo.resolve(folder)
     cfg = read_config(check_is_run(folder))
     chosen, faults, weights = read_steadily(folder, step)
     model = LanguageModel(cfg.model)

@@ -31,6 +31,12 @@ def folder(name: str) -> Path:
     return FOLDER / name
 
 
+def resolve(given: Path | str) -> Path:
+    """A path as it is, or the folder of the model zoo:NAME."""
+    name = str(given)
+    return folder(name.removeprefix(PREFIX)) if name.startswith(PREFIX) else Path(given)
+
+
 def about(name: str) -> dict[str, Any]:
     """A description, and the number of parameters."""
     return dict(json.loads((folder(name) / "about.json").read_text(encoding="utf-8")))

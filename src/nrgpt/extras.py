@@ -1,4 +1,4 @@
-"""Packages that only some evaluations need. They are imported where they are used."""
+"""Packages that only some uses need. They are imported where they are used, with ``need``."""
 
 import importlib
 from typing import Any
@@ -8,7 +8,7 @@ class MissingExtra(ImportError, ValueError):
     """A package is not installed. Also a ValueError, since the user can fix it."""
 
 
-def need(module: str, what_for: str) -> Any:
+def need(module: str, what_for: str, extra: str = "eval") -> Any:
     """Import a module, or raise an error that says how to install it."""
     try:
         return importlib.import_module(module)
@@ -16,5 +16,6 @@ def need(module: str, what_for: str) -> Any:
         package = module.partition(".")[0]
         raise MissingExtra(
             f"{what_for} needs {package}, which could not be imported ({error}): "
-            "pip install 'nrgpt[eval]'"
+            f"pip install 'nrgpt[{extra}]'",
+            name=error.name,
         ) from error

@@ -1,0 +1,36 @@
+"""A server in a process of its own, as users start it."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+
+@contextmanager
+def serving(*options: str, model: str = "zoo:shakespeare_certified", **environment: str):
+    """Start `nrgpt serve`; gives its address and its process."""
+    command = [sys.executable, "-m", "nrgpt", "serve", model, "--port", "0", *options]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environ
+    ) as process:
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if line.startswith("serving at "):
+                    yield line.split()[2], process
+                    break
+            else:
+                raise AssertionError("the server did not start")
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with serving() as (found, _):
+        yield found
