@@ -51,9 +51,9 @@ def gather() -> None:
         for path in sorted((ROOT / name).rglob("*")):
             if path.suffix in SHOWN and path.is_file():
                 copy(path, OUT / path.relative_to(ROOT))
-    for name in ("CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "CITATION.cff", "dev/LOG.md"):
-        copy(ROOT / name, OUT / name)
-    copy(ROOT / "README.md", OUT / "index.md")
+    others = [*ROOT.glob("*.md"), *ROOT.glob("LICENSE"), ROOT / "CITATION.cff", ROOT / "dev/LOG.md"]
+    for path in others:
+        copy(path, OUT / path.relative_to(ROOT))
 
 
 def copy(path: Path, to: Path) -> None:

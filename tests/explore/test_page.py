@@ -9,7 +9,7 @@ from urllib.parse import parse_qs, quote, urlsplit
 import pytest
 
 from nrgpt import zoo
-from nrgpt.cli.explore import told
+from nrgpt.cli.commands import explore as command
 from nrgpt.data.tokenizer import SymbolTokenizer
 from nrgpt.explore.models import for_page
 from nrgpt.explore.page import page
@@ -39,7 +39,7 @@ SCREENSHOTS = os.environ.get("NRGPT_SCREENSHOTS")
 def file(tmp_path_factory):
     """The zoo in one file, as ``nrgpt explore --to`` writes it."""
     runs = [load_run(zoo.folder(name)) for name in sorted(zoo.names(), reverse=True)]
-    models = [for_page(r.model, r.tokenizer, **told(r, r.folder.name, None)) for r in runs]
+    models = [for_page(r.model, r.tokenizer, **command.told(r, r.folder.name, None)) for r in runs]
     path = tmp_path_factory.mktemp("page") / "explorer.html"
     path.write_text(page(models), encoding="utf-8")
     return path

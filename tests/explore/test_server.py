@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from nrgpt import zoo
 from nrgpt.cli import app
-from nrgpt.cli import explore as command
+from nrgpt.cli.commands import explore as command
 from nrgpt.explore import models
 from nrgpt.train.runs import load_run
 

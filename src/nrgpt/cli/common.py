@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.table import Table
 from typer import Argument, Option
 
 from .. import zoo
@@ -164,3 +165,10 @@ def with_options_of(make: Callable[..., Any]) -> Callable[[Callable[..., None]],
         return wrapped
 
     return decorate
+
+
+def table_of(title: str, *headings: str) -> Table:
+    table = Table(title=title)
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    return table

@@ -5,7 +5,6 @@ from typing import Annotated
 
 import numpy as np
 import torch
-from rich.table import Table
 from torch import Tensor
 from typer import Option
 
@@ -28,6 +27,7 @@ from .common import (
     folder_to_write,
     open_run,
     screen,
+    table_of,
     with_options_of,
 )
 
@@ -51,13 +51,6 @@ def in_float64(model: LanguageModel) -> LanguageModel:
         screen.print("device = 'mps' has no float64: this is computed on the CPU")
         model = model.cpu()
     return model.double()
-
-
-def table_of(title: str, *headings: str) -> Table:
-    table = Table(title=title)
-    for heading in headings:
-        table.add_column(heading, justify="right")
-    return table
 
 
 @app.command()

@@ -27,9 +27,9 @@ from .common import (
     folder_to_write,
     open_run,
     screen,
+    table_of,
     with_options_of,
 )
-from .dynamics import table_of
 
 EXAMPLES = {
     "listops": ("max(4,median(1,5,3),2) =", "sum(7,8,median(1,2,9)) =", "min(7,max(2,9),4) ="),
