@@ -5,7 +5,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 INSTALL := $(PIP) --constraint constraints.txt
 READY := .venv/.ready
 
-.PHONY: demo test faults test-pages bench docs format lock audit clean release-check
+.PHONY: demo test test-pages faults bench docs format lock audit clean release-check
 
 demo: .venv/.demo
 	$(BIN)/python examples/demo.py
@@ -17,10 +17,6 @@ test: $(READY)
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/pytest
 
-# Thousands of faults (half an hour on two cores); the tests have a short form of them.
-faults: $(READY)
-	NRGPT_FAULTS=long $(BIN)/pytest tests/faults
-
 # The explorer at every width, in light and dark; out/pages has pictures to look at.
 test-pages: $(READY)
 	mkdir -p out/pages
@@ -28,6 +24,10 @@ test-pages: $(READY)
 
 docs: .venv/.docs
 	$(BIN)/python dev/docs/build.py
+
+# Thousands of faults (half an hour on two cores); the tests have a short form of them.
+faults: $(READY)
+	NRGPT_FAULTS=long $(BIN)/pytest tests/faults
 
 bench: $(READY)
 	$(BIN)/nrgpt bench

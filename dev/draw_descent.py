@@ -1,6 +1,6 @@
 """The moving picture of the README: letters of a text roll down their energies.
 
-    python dev/draw_descent.py zoo:shakespeare_certified --text 'To be' --to docs/descent.svg
+    python dev/draw_descent.py zoo:listops_settled --to docs/descent.svg
 
 An animated SVG of a few kilobytes: browsers and GitHub play it. It keeps still for readers who ask
 for less motion, and is legible on light and dark pages.
@@ -69,9 +69,9 @@ def draw(energies: list[list[float]], letters: list[str], title: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("run", type=Path)
-    parser.add_argument("--text", default="To be, or not to be, that is the question")
+    parser.add_argument("--text", default="max(4,median(1,5,3),2) = max(4,3,2) = 4")
     parser.add_argument("--to", type=Path, default=Path("docs/descent.svg"))
     given = parser.parse_args()
     loaded = load_run(run_folder(given.run))
@@ -84,7 +84,8 @@ def main() -> None:
     )
     steps = idx.numel() * (len(energies) - 1)
     title = f"{str(certificate).splitlines()[0]}; here {rises} of {steps} steps raise one"
-    letters = [visible(label(token)) for token in idx[0].tolist()]
+    names = [visible(label(token)) for token in idx[0].tolist()]
+    letters = [name.lstrip("␣") or name for name in names]
     given.to.write_text(draw(energies, letters, title), encoding="utf-8")
     print(f"{given.to}: {given.to.stat().st_size:,} bytes. {title}")
 

@@ -26,7 +26,8 @@ LONGEST = 40
 
 def executed(page: Path, work: Path, *, quick: bool = False) -> tuple[str, dict[str, bytes]]:
     """The page with its outputs, and its pictures by name. It runs in the folder ``work``."""
-    text, about, pictures = page.read_text(encoding="utf-8"), {"__name__": page.stem}, {}
+    text, about = page.read_text(encoding="utf-8"), {"__name__": page.stem}
+    pictures: dict[str, bytes] = {}
     replaced = QUICKER.findall(text) if quick else []
     text = QUICKER.sub("", text)
     work.mkdir(parents=True, exist_ok=True)
@@ -61,7 +62,8 @@ def shown(said: str) -> str:
 
 
 def python(code: str, about: dict[str, Any]) -> tuple[str, bytes | None]:
-    tree, value, figure = ast.parse(code), None, None
+    tree, figure = ast.parse(code), None
+    value: Any = None
     last = tree.body[-1] if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     if last is not None:
         tree.body.pop()

@@ -68,7 +68,8 @@ def test_questions_need_the_key_and_sense(server):
     assert ask(server, "POST", "/roll", "not json", **key)[0] == 400
     assert ask(server, "POST", "/roll", "[]", **key)[0] == 400
     assert ask(server, "POST", "/nothing", "{}", **key)[0] == 404
-    assert ask(server, "POST", "/roll", "x" * (2 << 20), **key)[0] == 400
+    too_long = {"Content-Length": str(2 << 20), **key}  # it is not waited for
+    assert ask(server, "POST", "/roll", "x", **too_long)[0] == 400
     for body in (
         {"tokens": [99], "settings": AS_TRAINED},
         {"tokens": [], "settings": AS_TRAINED},
@@ -101,6 +102,17 @@ def test_the_page_of_a_large_model(server, chromium):
         shown.page.click("#generate")
         shown.until("panels[0].record.tokens.length > 13")
         shown.run("stop()")
+
+
+def test_examples_are_texts_that_the_model_knows():
+    """One knows no min, the other no sum."""
+    shown = {}
+    for name in (NAME, "listops_settled"):
+        run = load_run(zoo.folder(name))
+        shown[name] = command.told(run, name, None)["examples"]
+    assert all("min" not in text for text in shown[NAME])
+    assert all("sum" not in text for text in shown["listops_settled"])
+    assert min(map(len, shown.values())) == 2
 
 
 def test_a_file_cannot_hold_it(monkeypatch, tmp_path):

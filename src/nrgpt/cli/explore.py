@@ -20,11 +20,19 @@ from ..explore.server import Server, new_key
 from ..explore.weights import NotForThePage
 from ..files import write_atomically
 from ..train.runs import Run, load_run
-from .common import Steps, app, folder_for_results, open_run, screen, with_options_of
+from .common import (
+    Steps,
+    app,
+    folder_for_results,
+    folder_to_write,
+    open_run,
+    screen,
+    with_options_of,
+)
 from .dynamics import table_of
 
 EXAMPLES = {
-    "listops": ("max(4,median(1,5,3),2) =", "sum(7,8,median(1,2,9)) ="),
+    "listops": ("max(4,median(1,5,3),2) =", "sum(7,8,median(1,2,9)) =", "min(7,max(2,9),4) ="),
     "shakespeare": (
         "To be, or not to be, that is the question",
         "ROMEO:\nO, she doth teach the torches to burn bright!",
@@ -72,7 +80,7 @@ def explore(
                       for run in loaded]  # fmt: skip
         except NotForThePage as error:
             raise ValueError(f"{error}; leave out --to, and Python computes it") from error
-        to.parent.mkdir(parents=True, exist_ok=True)
+        folder_to_write(to.parent)
         write_atomically(to, page(models))
         screen.print(f"{to}: open it in any browser; it needs nothing else", soft_wrap=True)
         return
@@ -113,11 +121,19 @@ def server_of(loaded: list[Run], names: dict[Path, str], text: str | None, port:
 
 
 def told(run: Run, name: str, text: str | None) -> dict[str, Any]:
-    """What the page is told of a run."""
-    examples = (*((text,) if text else ()), *EXAMPLES.get(run.cfg.data.task, GENERAL))
+    """What the page is told of a run. Examples are those that it can read."""
+    known = [example for example in EXAMPLES.get(run.cfg.data.task, GENERAL) if reads(run, example)]
+    examples = [*([text] if text else []), *known] or [run.decode([0])]
     what = zoo.about(run.folder.name)["what"] if zoo.is_inside(run.folder) else ""
     is_listops = run.cfg.data.task == "listops"
     return {"name": name, "what": what, "expressions": is_listops, "examples": examples}
+
+
+def reads(run: Run, text: str) -> bool:
+    try:
+        return bool(run.encode(text))
+    except ValueError:
+        return False
 
 
 def distinct_names(loaded: list[Run]) -> dict[Path, str]:
@@ -158,6 +174,7 @@ def landscape(
         raise ValueError(f"--token {number}: must be in 1 .. {len(tokens)}, the tokens of the text")
     idx = torch.tensor([tokens], device=model.tokens.device)
     model.check_tokens(idx)
+    folder = folder_to_write(to or folder_for_results(loaded.folder) / "landscape")
     with screen.status("rolling down from many places ..."):
         found = survey(model, idx, number - 1, steps=steps, starts=starts, seed=seed)
     label = token_label(loaded.tokenizer)
@@ -169,7 +186,6 @@ def landscape(
     if found.saddle_energy is not None and found.curvatures is not None:
         curved = ", ".join(f"{float(c):.3g}" for c in found.curvatures)
         screen.print(f"pass at {found.saddle_energy:.4g}, lowest curvatures {curved}")
-    folder = to or folder_for_results(loaded.folder) / "landscape"
     seen = trajectory(model, idx, steps=steps, top=min(5, model.cfg.vocab_size))
     title = f"{loaded.folder.name}, token {number}"
     more: dict[str, Any] = {"landscape": found.record(), "certificates": certificates(model)}

@@ -237,7 +237,7 @@ def check_files(folder: Path, manifest: dict[str, Any], tokenizer: Tokenizer, ve
 def check_name(folder: Path, name: Any) -> str:
     """A manifest may name files of its own folder only."""
     is_name = isinstance(name, str) and Path(name).name == name and "\\" not in name
-    if not is_name or name in ("", ".", ".."):
+    if not is_name or name in ("", ".", "..") or len(name) > 100:
         raise fault(folder / MANIFEST, 0, f"{name!r} is not the name of a file in this folder")
     return name
 

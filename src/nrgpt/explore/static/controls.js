@@ -46,7 +46,7 @@ function drawSettings() {
     const word = html("input", { type: "text", placeholder: "a word", "aria-label": "An energy of your own: pull towards this word", oninput: () => change(panel, { word: word.value }) });
     word.value = settings.word;
     const out = html("output", {}, number(settings.weight));
-    const weight = html("input", { type: "range", min: -2, max: 2, step: 0.05, "aria-label": "Weight of your energy, in mean forces", oninput: () => {
+    const weight = html("input", { type: "range", min: -1, max: 1, step: 0.02, "aria-label": "Weight of your energy, in mean forces", oninput: () => {
       out.textContent = number(Number(weight.value));
       change(panel, { weight: Number(weight.value) });
     } });
