@@ -27,6 +27,7 @@ USES = {
     "hf": "import nrgpt.hf; nrgpt.hf.NRGPTForCausalLM",
     "onnx": "import onnx, onnxruntime, onnxscript",
     "quantise": "import torchao",
+    "docs": "import latex2mathml, mkdocs, mkdocstrings",
     "serve": "import nrgpt.serve.app as a; a.make_app(nrgpt.load('zoo:listops_30_steps'))",
     "eval": "import nrgpt.evaluate.harness",
     "tensorboard": "import torch.utils.tensorboard",
