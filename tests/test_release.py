@@ -2,7 +2,6 @@
 `make release-check` installs wheel, sdist and every extra in environments of their own."""
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ import yaml
 from dev.check_release import USES
 
 import nrgpt
+from tests.processes import patience, started
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -85,21 +85,16 @@ def on_slurm(tmp_path, *arguments):
     slurm = {"SLURM_JOB_NODELIST": "n", "SLURM_JOB_ID": str(os.getpid())}
     environment = {**os.environ, **slurm, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
     script = ROOT / "examples/cluster/slurm.sh"
-    with subprocess.Popen(
-        ["bash", script, *arguments], env=environment, cwd=tmp_path, stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL, text=True, start_new_session=True,
-    ) as job:  # fmt: skip
-        signalled = False
-        for _ in range(600):
-            if job.poll() is not None:
-                break
+    pipes = {"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL, "text": True}
+    with started(["bash", script, *arguments], env=environment, cwd=tmp_path, **pipes) as job:
+        signalled, began = False, time.monotonic()
+        while job.poll() is None and time.monotonic() - began < 2 * patience():
             metrics = tmp_path / "run" / "metrics.jsonl"
             if not signalled and metrics.exists() and '"step": 20' in metrics.read_text():
                 subprocess.run(["pkill", "-TERM", "-s", str(job.pid), "-x", "srun"], check=False)
                 signalled = True
             time.sleep(0.2)
-        else:
-            os.killpg(job.pid, signal.SIGKILL)
+        assert job.poll() is not None, "the job did not end"
         assert job.stderr is not None
         said = job.stderr.read()
     return job.returncode, (tmp_path / "requeued").exists(), said

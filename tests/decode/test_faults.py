@@ -9,6 +9,7 @@ from nrgpt import LanguageModel
 from nrgpt.decode.generate import Sampling
 
 from ..models import BLOCKS, config
+from ..processes import patience
 
 
 @pytest.mark.parametrize("cache", ["exact", "none"])
@@ -55,6 +56,6 @@ def test_threads_that_share_a_model_in_training_mode(block, cache):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        thread.join(patience())
     assert model.training
     assert found == [expected] * 30

@@ -18,6 +18,7 @@ from nrgpt.train.overrides import known_names, override, parse
 from nrgpt.train.presets import PRESETS
 from nrgpt.train.runs import config_of, read_config
 from nrgpt.train.search import RANGE, read_range
+from tests.processes import patience
 from tests.runs import debug
 
 from .harm import mutated
@@ -166,7 +167,7 @@ def test_threads(trained, faults, many):
             for thread in threads:
                 thread.start()
             for thread in threads:
-                thread.join()
+                thread.join(patience())
             for texts in found:
                 with tried.fault(number):
                     assert texts == expected

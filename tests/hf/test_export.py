@@ -22,6 +22,7 @@ from nrgpt.train.loop import train
 from nrgpt.train.overrides import override
 from nrgpt.train.presets import PRESETS
 from nrgpt.train.runs import load_run
+from tests.processes import patience
 
 
 @pytest.fixture(scope="module")
@@ -324,7 +325,7 @@ def test_names_do_not_write_the_card(run, tmp_path):
 
 def test_what_a_killed_export_left_is_cleared(run, tmp_path):
     dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait()
+    dead.wait(patience())
     (tmp_path / f".mine.{dead.pid}").mkdir()
     export_run(run, tmp_path / "mine")
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]

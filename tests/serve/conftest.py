@@ -4,9 +4,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
+
+from tests.processes import patience, started
 
 
 @contextmanager
@@ -14,9 +16,8 @@ def serving(*options: str, model: str = "zoo:shakespeare_certified", **environme
     """Start `nrgpt serve`; gives its address and its process."""
     command = [sys.executable, "-m", "nrgpt", "serve", model, "--port", "0", *options]
     environ = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environ
-    ) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with started(command, env=environ, **pipes) as process:
         try:
             assert process.stdout is not None
             for line in process.stdout:
@@ -27,7 +28,8 @@ def serving(*options: str, model: str = "zoo:shakespeare_certified", **environme
                 raise AssertionError("the server did not start")
         finally:
             process.terminate()
-            process.wait(30)
+            with suppress(subprocess.TimeoutExpired):  # it is killed then
+                process.wait(patience())
 
 
 @pytest.fixture(scope="module")

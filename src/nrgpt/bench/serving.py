@@ -98,3 +98,7 @@ def server(device: torch.device) -> Iterator[str]:
             yield address
         finally:
             process.terminate()
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()

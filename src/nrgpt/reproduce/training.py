@@ -167,7 +167,7 @@ def end(process: "subprocess.Popen[bytes]") -> None:
         process.wait(PATIENCE)
     except subprocess.TimeoutExpired:
         process.kill()
-        process.wait()
+        process.wait(PATIENCE)
 
 
 def start(pack: Pack) -> subprocess.Popen[bytes]:
