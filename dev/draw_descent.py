@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 
 import nrgpt
-from nrgpt.cli.common import run_folder
 from nrgpt.dynamics.figures import token_label, visible
 from nrgpt.train.runs import load_run
+from nrgpt.zoo import resolve
 
 WIDTH, HEIGHT, TOP, BOTTOM, LEFT = 880, 360, 34, 44, 58
 SECONDS, REST = 5.0, 0.35
@@ -74,7 +74,7 @@ def main() -> None:
     parser.add_argument("--text", default="max(4,median(1,5,3),2) = max(4,3,2) = 4")
     parser.add_argument("--to", type=Path, default=Path("docs/descent.svg"))
     given = parser.parse_args()
-    loaded = load_run(run_folder(given.run))
+    loaded = load_run(resolve(given.run))
     model, label = loaded.model.double(), token_label(loaded.tokenizer)
     certificate = model.certificate()
     idx = torch.tensor([loaded.encode(given.text)])
