@@ -74,7 +74,10 @@ def test_a_run_goes_on_with_other_numbers_of_processes(tmp_path):
     assert "(iteration 8)" in done.stdout
     assert largest_difference(weights(tmp_path / "one"), weights(tmp_path / "many")) < 1e-5
     losses = [
-        [json.loads(line).get("loss") for line in (tmp_path / r / "metrics.jsonl").open()]
+        [
+            json.loads(line).get("loss")
+            for line in (tmp_path / r / "metrics.jsonl").read_text().splitlines()
+        ]
         for r in ("one", "many")
     ]
     for one, many in zip(*([x for x in own if x is not None] for own in losses), strict=True):
