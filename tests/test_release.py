@@ -100,6 +100,7 @@ def on_slurm(tmp_path, *arguments):
     return job.returncode, (tmp_path / "requeued").exists(), said
 
 
+@pytest.mark.skipif("NRGPT_LONG" not in os.environ, reason="long: NRGPT_LONG=1")
 def test_slurm_puts_a_stopped_training_back_into_the_queue(tmp_path):
     """Two tasks with gloo; SIGTERM to the job step, as SLURM sends it before the time is over."""
     words = ["debug", "iterations=100000", "log_every=5", "--to", "run"]
