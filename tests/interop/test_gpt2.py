@@ -139,7 +139,7 @@ def test_attention_biases_are_counted_start_at_zero_and_belong_to_the_baselines(
     assert model.parameter_counts().groups["attention"] - without.groups["attention"] == 3 * 9
     for letter in "QKV":
         assert model.get_parameter(f"blocks.0.attention.b_{letter}").eq(0).all()
-    with pytest.raises(ValueError, match="attention_bias = True: must be left alone: block"):
+    with pytest.raises(ValueError, match="attention_bias = True: must be left alone: prelude = 0"):
         config(attention_bias=True)
 
 

@@ -32,15 +32,19 @@ def serve(device: torch.device, *, compile: bool) -> list[Report]:
             for clients in (1, 64):
                 prompts = [f"ROMEO:{'O' * (i % 8)}" for i in range(clients)]
                 texts = [model.encode(prompt) for prompt in prompts]
-                works = {
-                    "model.generate": generating(model, texts),
-                    "engine": engine_work(engine, texts),
-                    "HTTP": over_http(address, prompts, stream=False),
-                    "HTTP, streamed": over_http(address, prompts, stream=True),
-                }
-                timed = {name: Work(call, TOKENS * clients) for name, call in works.items()}
-                title = f"{MODEL}, {clients} clients, {TOKENS} new tokens each, greedy"
-                reports.append(compare("serve", title, timed, device))
+                with (
+                    over_http(address, prompts, stream=False) as whole,
+                    over_http(address, prompts, stream=True) as streamed,
+                ):
+                    works = {
+                        "model.generate": generating(model, texts),
+                        "engine": engine_work(engine, texts),
+                        "HTTP": whole,
+                        "HTTP, streamed": streamed,
+                    }
+                    timed = {name: Work(call, TOKENS * clients) for name, call in works.items()}
+                    title = f"{MODEL}, {clients} clients, {TOKENS} new tokens each, greedy"
+                    reports.append(compare("serve", title, timed, device))
     finally:
         engine.stop()
     return reports
@@ -65,7 +69,8 @@ def engine_work(engine: Engine, texts: list[list[int]]) -> Callable[[], None]:
     return work
 
 
-def over_http(address: str, prompts: list[str], *, stream: bool) -> Callable[[], None]:
+@contextmanager
+def over_http(address: str, prompts: list[str], *, stream: bool) -> Iterator[Callable[[], None]]:
     """Each client has a thread and a connection, which it keeps."""
     where = urlparse(address)
     pool = ThreadPoolExecutor(len(prompts))
@@ -81,7 +86,12 @@ def over_http(address: str, prompts: list[str], *, stream: bool) -> Callable[[],
         if answer.status != 200 or not answer.read():
             raise RuntimeError(f"the server answered {answer.status}")
 
-    return lambda: [*pool.map(ask, connections, prompts)].clear()
+    with pool:
+        try:
+            yield lambda: [*pool.map(ask, connections, prompts)].clear()
+        finally:
+            for connection in connections:
+                connection.close()
 
 
 @contextmanager

@@ -128,7 +128,10 @@ class GPT2Tokenizer(Tokenizer):
         return {"kind": "gpt2"}
 
     def companions(self) -> dict[str, bytes]:
-        return {RANKS: written_ranks(self.encoding._mergeable_ranks)}
+        try:
+            return {RANKS: written_ranks(self.encoding._mergeable_ranks)}
+        except (ValueError, OSError):  # not at hand; a training says so at its start
+            return {}
 
     def byte_lengths(self) -> list[int]:
         single = self.encoding.decode_single_token_bytes

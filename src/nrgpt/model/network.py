@@ -238,7 +238,8 @@ class Network(nn.Module):
     ) -> Tensor:
         """The last states of tokens that see earlier ones through the keys in ``memory``. Nothing
         is checked here: this is called for every token of a text."""
-        x, seen = plans.begin(self.embed_at(idx, positions), memory)
+        x = F.embedding(idx, self.tokens) + F.embedding(positions, self.positions)
+        x, seen = plans.begin(x, memory)
         blocks = plans.blocks
         for t in range(self.cfg.steps if steps is None else steps):
             x = blocks[t % len(blocks)].move(x, t, seen)
