@@ -16,6 +16,7 @@ from nrgpt.files import fingerprint
 from nrgpt.train import checkpoint, loop
 from nrgpt.train.faults import SIGNALS, TrainingError
 from nrgpt.train.runs import read_result
+from tests.processes import patience
 from tests.runs import debug, final_weights, losses, same, stop_at
 
 FAMILIES = [
@@ -153,7 +154,7 @@ def test_what_a_killed_process_left_half_written_is_cleared(tmp_path):
     run = tmp_path / "run"
     run.mkdir()
     dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait()
+    dead.wait(patience())
     (run / f".config.json.{dead.pid}").write_text("{")
     (run / f".notes.{os.getpid()}").write_text("of a process that lives")
     (run / "lock").write_text(str(dead.pid))

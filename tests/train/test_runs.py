@@ -10,6 +10,7 @@ from nrgpt.train import checkpoint, loop
 from nrgpt.train.checkpoint import CheckpointError
 from nrgpt.train.runs import is_finished, load_run, read_result
 from nrgpt.train.verify import accept_changes, verify_run
+from tests.processes import patience
 from tests.runs import debug, final_weights, run_cli, same
 
 
@@ -127,4 +128,4 @@ def test_a_reader_beside_a_training_finds_a_checkpoint(tmp_path):
             assert load_run(run).model.cfg == cfg.model
     finally:
         stop.set()
-        trainer.join()
+        trainer.join(patience())
