@@ -4,7 +4,8 @@ The JSON says which preset, what to change of it, and optionally what to leave o
 
     {"name": "settled", "preset": "owt_nrgpt_settled", "set": ["seed=1"], "measure": true}
 
-Data: DATA of experiments/descent/prepare.py for presets of text; ListOps and Shakespeare as always.
+Data: DATA of experiments/descent/prepare.py for presets of text, which are trained as TEXT says, all with
+the same rates; ListOps and Shakespeare as always.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from torch import Tensor
 from nrgpt.data.shards import Dataset, TokenStream, write_dataset
 from nrgpt.data.tokenizer import GPT2Tokenizer
 from nrgpt.dynamics.adaptive import loss_against_steps
+from nrgpt.dynamics.meaning import corrupted, detection
 from nrgpt.dynamics.relax import Stop
 from nrgpt.language_model import LanguageModel
 from nrgpt.measure.loss import split_loss
@@ -35,6 +37,9 @@ from nrgpt.train.presets import PRESETS
 from nrgpt.train.runs import load_run
 from nrgpt.train.speed import autocast
 
+TEXT = """batch=16 accumulation=1 iterations=1000 optimiser.lr=3e-3 optimiser.warmup=100
+    log_every=50 eval_every=500 save_every=1000 final_evaluation=false""".split()
+"""16.4M tokens, of which none is seen twice."""
 PAIRS = 1_000_000
 """Pairs (token, step) whose energies are compared."""
 WINDOWS = 96
@@ -58,6 +63,7 @@ def config_of(job: dict[str, Any], data: Path, scratch: Path) -> TrainConfig:
     cfg = PRESETS[job["preset"]]()
     if cfg.data.task == "text":
         cfg = replace(cfg, {"data.folder": str(text_dataset(data, scratch / "text"))})
+        cfg = override(cfg, TEXT)
     return override(cfg, job.get("set", []))
 
 
@@ -116,9 +122,27 @@ def stopping(model: LanguageModel, idx: Tensor, targets: Tensor) -> list[dict[st
     return found
 
 
+@torch.no_grad()
+def strange_texts(model: LanguageModel, idx: Tensor, *, seed: int = 0) -> dict[str, Any]:
+    """How well each signal of `nrgpt.dynamics.meaning` tells texts with random tokens in them from
+    others (AUROC). Half of the texts choose the best signal; the other half say how good it is."""
+    found = {}
+    generator = torch.Generator().manual_seed(seed)
+    for share in (0.02, 0.1):
+        strange = corrupted(idx, share, model.cfg.vocab_size, generator)
+        halves = []
+        for half in (slice(None, None, 2), slice(1, None, 2)):
+            detected = detection(model, idx[half], strange[half])
+            halves.append({d.signal: round(d.auroc, 4) for d in detected})
+        found[str(share)] = halves
+    return found
+
+
 def measure(cfg: TrainConfig, model: LanguageModel, dataset: Dataset, record: Record) -> None:
     stream = dataset.tokens("val")
     with autocast(cfg, model.tokens.device):
+        whole = split_loss(model, stream, stride=cfg.model.context)
+        record(disjoint_windows={"loss": whole.loss, "tokens": whole.tokens})
         record(losses_by_steps=depths(model, stream))
     if cfg.model.block != "nrgpt":
         return
@@ -126,11 +150,13 @@ def measure(cfg: TrainConfig, model: LanguageModel, dataset: Dataset, record: Re
     idx, targets = windows(stream, model, texts)
     record(rises=rises(cfg, model, idx, mixed=False))
     record(rises_mixed=rises(cfg, model, idx, mixed=True))
-    record(certificate=str(model.certificate()))
+    record(certificate=str(model.certificate(idx=idx[:2])))
     if cfg.model.past == "settled":
         few = max(1, min(len(idx), 49_152 // cfg.model.context))
         with torch.no_grad():
             record(stopping=stopping(model, idx[:few], targets[:few]))
+        short, count = min(64, cfg.model.context), min(200, idx.numel() // 64)
+        record(strange=strange_texts(model, idx.reshape(-1, short)[:count]))
 
 
 def main() -> None:
