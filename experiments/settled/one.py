@@ -4,8 +4,8 @@ The JSON says which preset, what to change of it, and optionally what to leave o
 
     {"name": "settled", "preset": "owt_nrgpt_settled", "set": ["seed=1"], "measure": true}
 
-Data: DATA of experiments/descent/prepare.py for presets of text, which are trained as TEXT says, all with
-the same rates; ListOps and Shakespeare as always.
+Data: DATA of experiments/descent/prepare.py for presets of text, which are all trained as TEXT
+says; ListOps and Shakespeare as always.
 """
 
 import argparse
@@ -37,8 +37,17 @@ from nrgpt.train.presets import PRESETS
 from nrgpt.train.runs import load_run
 from nrgpt.train.speed import autocast
 
-TEXT = """batch=16 accumulation=1 iterations=1000 optimiser.lr=3e-3 optimiser.warmup=100
-    log_every=50 eval_every=500 save_every=1000 final_evaluation=false""".split()
+TEXT = [
+    "batch=16",
+    "accumulation=1",
+    "iterations=1000",
+    "optimiser.lr=3e-3",
+    "optimiser.warmup=100",
+    "log_every=50",
+    "eval_every=500",
+    "save_every=1000",
+    "final_evaluation=false",
+]
 """16.4M tokens, of which none is seen twice."""
 PAIRS = 1_000_000
 """Pairs (token, step) whose energies are compared."""
