@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 PYTEST = [sys.executable, "-m", "pytest", "-o", "addopts=", "-q", "-p", "no:cacheprovider", "-rfE"]
+PYTEST += ["--tb=short", "--show-capture=no"]
 
 
 def main(

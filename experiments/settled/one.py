@@ -1,8 +1,8 @@
 """Train one model and measure what its energy does: python -m experiments.settled.one JSON ...
 
-The JSON says which preset, what to change of it, and optionally what to leave out:
+The JSON says which preset, what to change of it, and whether to measure more than losses:
 
-    {"name": "settled", "preset": "owt_nrgpt_settled", "set": ["seed=1"], "measure": true}
+    {"name": "settled", "preset": "owt_nrgpt_settled", "set": ["seed=1"], "in_full": true}
 
 Data: DATA of experiments/descent/prepare.py for presets of text, which are all trained as TEXT
 says; ListOps and Shakespeare as always.
@@ -147,13 +147,15 @@ def strange_texts(model: LanguageModel, idx: Tensor, *, seed: int = 0) -> dict[s
     return found
 
 
-def measure(cfg: TrainConfig, model: LanguageModel, dataset: Dataset, record: Record) -> None:
+def measure(
+    cfg: TrainConfig, model: LanguageModel, dataset: Dataset, record: Record, *, in_full: bool
+) -> None:
     stream = dataset.tokens("val")
     with autocast(cfg, model.tokens.device):
         whole = split_loss(model, stream, stride=cfg.model.context)
         record(disjoint_windows={"loss": whole.loss, "tokens": whole.tokens})
         record(losses_by_steps=depths(model, stream))
-    if cfg.model.block != "nrgpt":
+    if cfg.model.block != "nrgpt" or not in_full:
         return
     texts = -(-PAIRS // (cfg.model.steps * cfg.model.context)) + 4
     idx, targets = windows(stream, model, texts)
@@ -161,7 +163,7 @@ def measure(cfg: TrainConfig, model: LanguageModel, dataset: Dataset, record: Re
     record(rises_mixed=rises(cfg, model, idx, mixed=True))
     record(certificate=str(model.certificate(idx=idx[:2])))
     if cfg.model.past == "settled":
-        few = max(1, min(len(idx), 49_152 // cfg.model.context))
+        few = max(1, min(len(idx), 16_384 // cfg.model.context))
         with torch.no_grad():
             record(stopping=stopping(model, idx[:few], targets[:few]))
         short, count = min(64, cfg.model.context), min(200, idx.numel() // 64)
@@ -187,7 +189,7 @@ def main() -> None:
 
     run = args.scratch / job["name"]
     result = train(cfg, run)
-    loaded = load_run(run)
+    loaded = load_run(run, device="cuda" if torch.cuda.is_available() else "cpu")
     model = loaded.model
     counts = model.parameter_counts()
     record(
@@ -201,8 +203,7 @@ def main() -> None:
     for name in ("config.json", "metrics.jsonl", "result.json", "environment.json"):
         if (run / name).exists():
             shutil.copy(run / name, kept)
-    if job.get("measure", True):
-        measure(cfg, model, loaded.dataset(), record)
+    measure(cfg, model, loaded.dataset(), record, in_full=job.get("in_full", True))
     record(done=True)
 
 

@@ -39,7 +39,8 @@ def test_gradients_of_settled_and_safeguarded_models(fields):
     for m, i in ((model, idx), (on_gpu, idx.cuda())):
         m(i, i)[1].backward()
     for (name, ours), theirs in zip(on_gpu.named_parameters(), model.parameters(), strict=True):
-        if theirs.grad is not None:
+        # No softmax sees a bias of its keys: that gradient is zero, but for rounding.
+        if theirs.grad is not None and not name.endswith(".b_K"):
             assert relative(ours.grad.cpu(), theirs.grad) < 1e-9, name
 
 
@@ -49,7 +50,7 @@ def test_a_settled_model_falls_in_recorded_bfloat16(runs, compiled):
     """Trained as its preset is: recorded, perhaps compiled, under autocast. Its energies fall in
     float32, and under autocast but for rounding."""
     torch._dynamo.reset()
-    cfg = dataclasses.replace(PRESETS["shakespeare_nrgpt_settled"]().model, context=64)
+    cfg = dataclasses.replace(PRESETS["shakespeare_nrgpt_settled"]().model, context=64, dropout=0.0)
     models = [LanguageModel(cfg).cuda() for _ in range(runs)]
     step = PackedStep(
         models,

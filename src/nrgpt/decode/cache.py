@@ -51,6 +51,9 @@ class Kept(Past):
         self.t, self.shown, self.seen = t, shown, seen
         self.keys, self.values = kept[0], kept[-1]
 
+    def at(self, t: int | None) -> "Kept":
+        return Kept(t, self.shown, (self.keys, self.values), self.seen)
+
     def attend(self, q: Tensor, scale: float, *, strict: bool) -> Tensor:
         seen = self.seen
         if q.is_cuda and q.shape[2] == 1 and self.values is self.keys and is_fused(q):

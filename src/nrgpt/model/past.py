@@ -5,7 +5,6 @@ whether the past is the rest of a whole text, computed at the same time, or keys
 whether these move from step to step or have settled.
 """
 
-import copy
 from abc import ABC, abstractmethod
 from typing import NamedTuple, Protocol
 
@@ -30,11 +29,9 @@ class Past(ABC):
         self.t = t
         self.shown = shown
 
+    @abstractmethod
     def at(self, t: int | None) -> "Past":
         """The same keys, seen at step t."""
-        same = copy.copy(self)
-        same.t = t
-        return same
 
     @property
     def own(self) -> Tensor:
@@ -64,6 +61,9 @@ class Past(ABC):
 
 class WholeText(Past):
     """All tokens of a text are computed together, and see one another where they are now."""
+
+    def at(self, t: int | None) -> "WholeText":
+        return WholeText(t, self.shown)
 
     def attend(self, q: Tensor, scale: float, *, strict: bool) -> Tensor:
         k, v = self.shown if isinstance(self.shown, tuple) else (self.own, None)
