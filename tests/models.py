@@ -45,6 +45,7 @@ DESCENDING: tuple[dict[str, Any], ...] = (
     {**SETTLED, "prelude": 2, "prelude_block": "parallel", "prelude_loops": 2, "bias": True},
     {**SETTLED, "prelude": 1, "start": "sphere", "drive": True, "attention_bias": True},
     {"start": "sphere"},
+    {**FREE, **CONE, "prelude": 1, "prelude_loops": 2, "prelude_block": "shared"},
     CONE,
     {**CONE, "rate": "gains", "norm": "rmsnorm", "learn_alpha": False},
     {**CONE, "norm": "none", "potential": "softplus", "init_std": 0.1},

@@ -5,6 +5,7 @@ paper, sums over tokens are loops, forces are autograd's, eta is an explicit mat
 is written out. Slow, and easy to check by eye.
 """
 
+import dataclasses
 import math
 
 import torch
@@ -291,7 +292,10 @@ def logits(cfg: ModelConfig, w: Weights, idx: Tensor, steps: int | None = None) 
     x = w["tokens"][idx] + w["positions"][: idx.shape[1]]
     if cfg.block == "nrgpt":
         for number in [*range(cfg.prelude)] * cfg.prelude_loops:
-            x = transformer_step(cfg, w, x, 0, number)
+            if cfg.prelude_block == "shared":
+                x = nrgpt_step(dataclasses.replace(cfg, safeguard="none"), w, x, 0)
+            else:
+                x = transformer_step(cfg, w, x, 0, number)
         if cfg.start == "sphere":
             x = x / (x * x).mean(-1, keepdim=True).sqrt()
     start = x

@@ -4,6 +4,7 @@ The JSON says which preset, what to change of it, and whether to measure more th
 
     {"name": "settled", "preset": "owt_nrgpt_settled", "set": ["seed=1"], "in_full": true}
 
+"tokens" measures that many validation tokens only, to try a job on a small machine.
 Data: DATA of experiments/descent/prepare.py for presets of text, which are all trained as TEXT
 says; ListOps and Shakespeare as always.
 """
@@ -11,6 +12,7 @@ says; ListOps and Shakespeare as always.
 import argparse
 import fcntl
 import json
+import math
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -22,9 +24,10 @@ import torch
 from experiments.descent.prepare import unpack
 from torch import Tensor
 
-from nrgpt.data.shards import Dataset, TokenStream, write_dataset
+from nrgpt.data.shards import TokenStream, write_dataset
 from nrgpt.data.tokenizer import GPT2Tokenizer
 from nrgpt.dynamics.adaptive import loss_against_steps
+from nrgpt.dynamics.descent import check_descent
 from nrgpt.dynamics.meaning import corrupted, detection
 from nrgpt.dynamics.relax import Stop
 from nrgpt.language_model import LanguageModel
@@ -96,7 +99,7 @@ def depths(model: LanguageModel, stream: TokenStream) -> dict[str, float]:
 def rises(cfg: TrainConfig, model: LanguageModel, idx: Tensor, *, mixed: bool) -> dict[str, Any]:
     """Steps of tokens that raise the energy in the forward pass: all, and by more than 1e-6 of it.
     Energies are always computed in float32; ``mixed``: the states are those of autocast."""
-    pairs, any_, more, worst = 0, 0, 0, 0.0
+    pairs, any_, more, worst = 0, 0, 0, -math.inf
     model.eval()
     for some in idx.split(4):
         before, start = None, None
@@ -117,6 +120,19 @@ def rises(cfg: TrainConfig, model: LanguageModel, idx: Tensor, *, mixed: bool) -
         if pairs >= PAIRS // (8 if mixed else 1):
             break
     return {"pairs": pairs, "rises": any_, "beyond_rounding": more, "largest": worst}
+
+
+def within_steps(model: LanguageModel, idx: Tensor) -> dict[str, Any]:
+    """For keys that move: rises among the keys as they were before each step, of which the
+    certificate speaks."""
+    pairs, found = 0, []
+    for some in idx.split(4):
+        found.append(check_descent(model, some).within)
+        pairs += some.numel() * model.cfg.steps
+        if pairs >= PAIRS:
+            break
+    share = sum(rise.share for rise in found) / len(found)
+    return {"pairs": pairs, "beyond_rounding": share, "largest": max(r.relative for r in found)}
 
 
 def stopping(model: LanguageModel, idx: Tensor, targets: Tensor) -> list[dict[str, float]]:
@@ -148,9 +164,8 @@ def strange_texts(model: LanguageModel, idx: Tensor, *, seed: int = 0) -> dict[s
 
 
 def measure(
-    cfg: TrainConfig, model: LanguageModel, dataset: Dataset, record: Record, *, in_full: bool
+    cfg: TrainConfig, model: LanguageModel, stream: TokenStream, record: Record, *, in_full: bool
 ) -> None:
-    stream = dataset.tokens("val")
     with autocast(cfg, model.tokens.device):
         whole = split_loss(model, stream, stride=cfg.model.context)
         record(disjoint_windows={"loss": whole.loss, "tokens": whole.tokens})
@@ -161,6 +176,8 @@ def measure(
     idx, targets = windows(stream, model, texts)
     record(rises=rises(cfg, model, idx, mixed=False))
     record(rises_mixed=rises(cfg, model, idx, mixed=True))
+    if cfg.model.past == "moving":
+        record(within_steps=within_steps(model, idx))
     record(certificate=str(model.certificate(idx=idx[:2])))
     if cfg.model.past == "settled":
         few = max(1, min(len(idx), 16_384 // cfg.model.context))
@@ -203,7 +220,10 @@ def main() -> None:
     for name in ("config.json", "metrics.jsonl", "result.json", "environment.json"):
         if (run / name).exists():
             shutil.copy(run / name, kept)
-    measure(cfg, model, loaded.dataset(), record, in_full=job.get("in_full", True))
+    stream = loaded.dataset().tokens("val")
+    if "tokens" in job:
+        stream = TokenStream("val", [stream.read(0, job["tokens"])])
+    measure(cfg, model, stream, record, in_full=job.get("in_full", True))
     record(done=True)
 
 

@@ -22,7 +22,7 @@ VARIANTS = [
 
 
 FREEZABLE = [
-    v for v in VARIANTS if v.get("block") != "gpt" and "past" not in v and "start" not in v
+    v for v in VARIANTS if v.get("block") != "gpt" and not {"past", "start", "prelude"} & set(v)
 ]
 
 

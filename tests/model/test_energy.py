@@ -229,6 +229,12 @@ def test_energies_keep_their_precision_under_autocast():
     exact = model.energies(x)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert all(torch.equal(E, exact[name]) for name, E in model.energies(x).items())
+    settled = LanguageModel(config(width=24, past="settled"))
+    exact = settled.energies(x, start=x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = settled.energies(x.bfloat16().float(), start=x)
+        assert all(E.dtype == torch.float32 for E in found.values())
+        assert all(torch.equal(E, exact[name]) for name, E in settled.energies(x, start=x).items())
 
 
 def test_an_energy_over_an_inherited_force_is_refused():

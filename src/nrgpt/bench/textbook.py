@@ -18,7 +18,9 @@ from ..model.step import Extra
 class TextbookBlock(EnergyBlock):
     """x <- x - eta dE/dg, with E as in the paper, by torch.func.grad."""
 
-    def plan(self, extra: Extra | None = None, *, stacked: bool = False) -> Any:
+    def plan(
+        self, extra: Extra | None = None, *, stacked: bool = False, is_free: bool = False
+    ) -> Any:
         return self
 
     def move(self, x: Tensor, t: int, memory: None = None, masks: Tensor | None = None) -> Tensor:

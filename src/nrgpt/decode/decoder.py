@@ -64,6 +64,11 @@ class Decoder:
                 "cache = 'frozen': must be 'exact' or 'none' with past = 'settled', whose exact "
                 "cache has one set of keys for all steps anyway"
             )
+        if kind == "frozen" and model.cfg.block == "nrgpt" and model.cfg.prelude:
+            raise ValueError(
+                f"cache = 'frozen': must be 'exact' or 'none' with prelude = {model.cfg.prelude}, "
+                "whose layers show keys of their own"
+            )
         with torch.no_grad():
             self.plans, self.readout = model.plan(extra, stacked=True), model.reader()
         self.device = model.tokens.device

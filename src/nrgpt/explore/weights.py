@@ -70,6 +70,8 @@ def is_small_enough(model: Network) -> bool:
 def describe(model: Network) -> dict[str, Any]:
     """The model as ``new Model(description)`` of the engine takes it."""
     kept, cfg = Weights(), model.cfg
+    if model.prelude.shared:
+        raise NotForThePage("the page's engine does not know a shared prelude")
     description = {
         "width": cfg.width,
         "context": cfg.context,

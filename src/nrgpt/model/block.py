@@ -131,7 +131,10 @@ class EnergyBlock(Block):
     def named_terms(self, extra: Extra | None = None) -> Iterator[tuple[str, EnergyTerm]]:
         return self.energy.named_terms(extra)
 
-    def plan(self, extra: Extra | None = None, *, stacked: bool = False) -> Plan:
+    def plan(
+        self, extra: Extra | None = None, *, stacked: bool = False, is_free: bool = False
+    ) -> Plan:
+        """``is_free``: without the safeguard."""
         terms, like = self.energy.named_terms(extra), next(self.parameters())
         return Plan(
             self.norm,
@@ -140,6 +143,6 @@ class EnergyBlock(Block):
             like=like,
             stacked=stacked,
             settled=self.settled,
-            safeguard=self.safeguard,
+            safeguard=self.safeguard and not is_free,
             margin=self.margin,
         )

@@ -103,8 +103,9 @@ class ModelConfig:
     """[nrgpt] Ordinary causal layers before the first step."""
     prelude_loops: int = 1
     """[nrgpt] How often the prelude's layers are gone through."""
-    prelude_block: Literal["sequential", "parallel"] = "sequential"
-    """[nrgpt] The prelude's layers: of a GPT, or of RGPT-parallel."""
+    prelude_block: Literal["sequential", "parallel", "shared"] = "sequential"
+    """[nrgpt] The prelude's layers: of a GPT, of RGPT-parallel, or, with past="moving", the energy
+    block's own moves before the cone holds: they say where tokens start to roll."""
     start: Literal["as_is", "sphere"] = "as_is"
     """[nrgpt] sphere: states are scaled to |x| = sqrt(width) before the first step."""
     drive: bool = False
@@ -150,6 +151,9 @@ class ModelConfig:
         settled, free = self.past == "settled", self.write == "free"
         divides = self.width % self.heads == 0 or not self.prelude
         check(divides, "heads", self.heads, f"a divisor of width = {self.width} for the prelude")
+        shares = self.prelude_block == "shared"
+        why = "of another kind with past = 'settled', whose keys its layers make"
+        check(not (shares and settled), "prelude_block", self.prelude_block, why)
         why = "strict or inclusive with past = 'settled', where both have the exact gradient"
         check(not settled or self.mask != "released", "mask", self.mask, why)
         why = f"with write = 'free', 'memory' (terms are {', '.join(self.terms)})"
@@ -192,9 +196,10 @@ class ModelConfig:
             has_matrix = self.rate.startswith(("free", "psd_skew"))
             is_own = not kinds <= set(BUILT_IN)  # an energy of one's own may read any field
             has_attention = "attention" in kinds or is_own
-            has_feedforward = bool(kinds - {"attention"}) or self.prelude > 0
+            has_layers = self.prelude > 0 and self.prelude_block != "shared"
+            has_feedforward = bool(kinds - {"attention"}) or has_layers
             acts = {"ff1", "ff2w", "ff2"} | ({"memory"} if self.write == "free" else set())
-            has_activation = bool(kinds & acts) or is_own or self.prelude > 0
+            has_activation = bool(kinds & acts) or is_own or has_layers
             attention = ("mask", "coupling", "beta", "learn_alpha", "alpha_init")
             feedforward = ("hidden_factor", "bias", "feedforward_scale")
             idle += [(name, not has_attention, "terms") for name in attention]
@@ -202,7 +207,7 @@ class ModelConfig:
             idle += [
                 ("feedforward", "feedforward" not in self.terms, "terms"),
                 ("separate_norms", True, "block"),
-                ("attention_bias", self.prelude == 0, "prelude"),
+                ("attention_bias", not has_layers, "prelude"),
                 ("activation", not has_activation, "terms"),
                 ("potential", not ("memory" in kinds or is_own), "terms"),
                 ("alpha_init", not self.learn_alpha, "learn_alpha"),

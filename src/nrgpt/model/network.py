@@ -213,7 +213,7 @@ class Network(nn.Module):
         """What the prelude and the blocks compute once; ``stacked`` for decoding."""
         blocks = [block.plan(extra, stacked=stacked) for block in self.blocks]  # type: ignore[operator]
         settled = blocks[0] if self.is_settled else None
-        return Plans(self.prelude.plan(), blocks, settled, self.is_on_sphere)
+        return Plans(self.prelude.plan(self.blocks[0], extra), blocks, settled, self.is_on_sphere)
 
     @property
     def is_settled(self) -> bool:
@@ -318,7 +318,8 @@ class Network(nn.Module):
         plan = self.energy_block.plan(extra)
         if plan.settled and start is None:
             raise ValueError("start: with past = 'settled', pass the first of the model's states()")
-        seen = plan.settle(start) if plan.settled and start is not None else None
+        with torch.autocast(x.device.type, enabled=False):  # as energies are
+            seen = plan.settle(start) if plan.settled and start is not None else None
         return plan.energies(x, memory=seen)
 
     def guarantees(self, extra: Extra | None = None) -> Certificate:

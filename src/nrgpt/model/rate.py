@@ -66,6 +66,12 @@ class Rate(nn.Module, ABC):
         """What eta promises beside this norm, at the present values of both."""
 
 
+def nearest(t: int, steps: int) -> int:
+    """The trained step whose eta serves at t: later steps have the last one's, and those of a
+    shared prelude, before 0, the first one's."""
+    return min(max(t, 0), steps - 1)
+
+
 class ConstantRate(Rate):
     """A rate that does not look at x: eta^(t) is a matrix that can be written down."""
 
@@ -141,7 +147,7 @@ class Scalar(Identity):
         return M if self.per_step else self.log_c.exp() * M
 
     def apply_step(self, force: Tensor, t: int, x: Tensor, norm: Norm) -> Tensor:
-        return self.log_c[min(t, len(self.log_c) - 1)].exp() * force if self.per_step else force
+        return self.log_c[nearest(t, len(self.log_c))].exp() * force if self.per_step else force
 
     def matrices(self, norm: Norm) -> Tensor:
         return self.log_c.exp()[:, None, None] * torch.eye(self.width).to(self.log_c)
@@ -179,7 +185,7 @@ class MatrixRate(ConstantRate):
     def apply_step(self, force: Tensor, t: int, x: Tensor, norm: Norm) -> Tensor:
         if not self.copies:
             return force
-        return F.linear(force, self.eta_at((min(t, self.copies[0] - 1),)))
+        return F.linear(force, self.eta_at((nearest(t, self.copies[0]),)))
 
     def matrices(self, norm: Norm) -> Tensor:
         steps = [(t,) for t in range(self.copies[0])] if self.copies else [()]
@@ -242,7 +248,7 @@ class Gains(Rate):
             self.register_parameter(f"c_{term}", gains)
 
     def combined(self, parts: dict[str, Tensor], t: int, x: Tensor, norm: Norm) -> Tensor:
-        step = min(t, self.steps - 1)
+        step = nearest(t, self.steps)
         gained = []
         for name, part in parts.items():
             c = getattr(self, f"c_{name}", None)
