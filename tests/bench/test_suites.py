@@ -7,7 +7,7 @@ import torch
 from typer.testing import CliRunner
 
 from nrgpt import LanguageModel, ModelConfig
-from nrgpt.bench import measure, suites
+from nrgpt.bench import SUITES, measure, settling, suites
 from nrgpt.bench.textbook import autograd_model, textbook_model
 from nrgpt.cli import app
 from tests.models import relative
@@ -42,10 +42,11 @@ def test_every_suite_runs_and_writes_its_numbers(tmp_path, monkeypatch):
     monkeypatch.setattr(measure, "matrix_product_rate", lambda device, precision: 1e9)
     small = lambda **fields: ModelConfig(**{**fields, "width": 8, "heads": 2, "steps": 2})  # noqa: E731
     monkeypatch.setattr(suites, "ModelConfig", small)
+    monkeypatch.setattr(settling, "ModelConfig", small)
     options = ["--device", "cpu", "--to", str(tmp_path), "--profile"]
     result = CliRunner().invoke(app, ["bench", *options])
     assert result.exit_code == 0, result.output
-    for suite in suites.SUITES:
+    for suite in SUITES:
         for report in json.loads((tmp_path / f"{suite}.json").read_text()):
             assert report["machine"]["torch"] == torch.__version__
             assert len(report["rows"]) >= 3

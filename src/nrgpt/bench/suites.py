@@ -17,7 +17,6 @@ from ..train.config import OptimiserConfig
 from ..train.optim import make_optimisers
 from ..train.packed_step import PackedStep
 from .measure import Report, Work, compare
-from .serving import serve
 from .textbook import autograd_model, textbook_model
 
 
@@ -253,9 +252,6 @@ def kept_bytes(step: Step) -> int:
         loss = step.loss()
     loss.backward()
     return sum(size for place, size in kept.items() if place not in weights)
-
-
-SUITES = {suite.__name__: suite for suite in (train, small, packed, generate, memory, serve)}
 
 
 def profile(device: torch.device, *, compile: bool, trace: Path) -> str:

@@ -11,7 +11,7 @@ from rich.table import Table
 from typer import Option
 
 from .. import zoo
-from ..bench.suites import SUITES
+from ..bench import SUITES
 from ..bench.suites import profile as profile_training
 from ..check import check_choice
 from ..files import write_atomically
