@@ -51,7 +51,7 @@ TEXT = [
     "save_every=1000",
     "final_evaluation=false",
 ]
-"""16.4M tokens, of which none is seen twice."""
+"""16.4M tokens, from random places of 17.0M: 62 % of these are seen at least once."""
 PAIRS = 1_000_000
 """Pairs (token, step) whose energies are compared."""
 WINDOWS = 96

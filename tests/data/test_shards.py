@@ -271,6 +271,23 @@ def test_every_place_of_the_split_is_drawn_equally_often():
     assert (counts - 800).abs().max() < 5 * 800**0.5
 
 
+def test_a_pass_meets_every_token_once():
+    """Whatever the size of a batch; the next pass has another order, and other texts."""
+    stream = TokenStream("train", [np.arange(1_003)], "passes")
+    drawn = [stream.batch(seed=3, step=i, size=7, context=10)[0] for i in range(40)]
+    texts = torch.cat(drawn)
+    passes = texts[:100], texts[100:200]
+    for one in passes:
+        seen = one.flatten().sort().values
+        assert torch.equal(seen, seen[0] + torch.arange(1_000))
+    assert not torch.equal(passes[0], passes[1])
+    assert passes[0][:, 0].tolist() != sorted(passes[0][:, 0].tolist())
+    other = stream.batch(seed=4, step=0, size=7, context=10)[0]
+    assert not torch.equal(other, drawn[0])
+    shortest = TokenStream("train", [np.arange(11)], "passes")
+    assert shortest.batch(seed=0, step=5, size=2, context=10)[1].max() == 10
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [

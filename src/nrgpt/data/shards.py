@@ -25,6 +25,7 @@ import torch
 
 from ..check import check, check_choice
 from ..files import InUse, flush, locked, make_folder, open_ours
+from .order import Order, places
 from .tokenizer import Tokenizer, load_tokenizer
 
 FORMAT = 1
@@ -211,11 +212,12 @@ class Dataset:
         """A hash of the manifest, which has the checksums of all files."""
         return hashlib.sha256(json.dumps(self.manifest, sort_keys=True).encode()).hexdigest()
 
-    def tokens(self, split: str) -> "TokenStream":
+    def tokens(self, split: str, order: Order = "random") -> "TokenStream":
+        """``order`` is that of its batches."""
         check_choice("split", split, self.manifest["splits"])
         files = [self.folder / shard["file"] for shard in self.manifest["splits"][split]]
         dtype = token_dtype(self.vocab_size)
-        return TokenStream(split, [np.memmap(file, dtype, "r") for file in files])
+        return TokenStream(split, [np.memmap(file, dtype, "r") for file in files], order)
 
 
 def check_files(folder: Path, manifest: dict[str, Any], tokenizer: Tokenizer, verify: bool) -> None:
@@ -265,7 +267,8 @@ def check_shard(path: Path, shard: Mapping[str, Any], vocab_size: int, verify: b
 class TokenStream:
     """The tokens of one split, across its shards."""
 
-    def __init__(self, split: str, shards: Sequence[np.ndarray]):
+    def __init__(self, split: str, shards: Sequence[np.ndarray], order: Order = "random"):
+        self.order = order
         # Plain arrays of the same mapped memory: slicing an np.memmap is several times slower.
         self.shards = [shard.view(np.ndarray) for shard in shards]
         self.starts = list(itertools.accumulate(map(len, self.shards), initial=0))
@@ -304,9 +307,8 @@ class TokenStream:
         """Where the texts of a global batch begin."""
         check(seed >= 0 and step >= 0, "(seed, step)", (seed, step), "at least 0")
         check(0 < context < len(self), "context", context, f"at least 1 and less than {self.name}")
-        # Raw numbers are the same in every version of NumPy; the modulo's bias is negligible.
-        random = np.random.Philox(key=np.array([seed, step], np.uint64)).random_raw(size)
-        return (random % np.uint64(len(self) - context)).astype(np.int64)
+        sizes = {"size": size, "context": context}
+        return places(len(self), self.order, seed=seed, step=step, **sizes)
 
     def windows(self, starts: np.ndarray, length: int) -> torch.Tensor:
         """(windows, length), int64."""
@@ -323,6 +325,7 @@ class ResidentStream(TokenStream):
 
     def __init__(self, stream: TokenStream, device: torch.device):
         self.shards, self.starts, self.name = stream.shards, stream.starts, stream.name
+        self.order = stream.order
         whole = np.concatenate([shard.astype(np.int32) for shard in stream.shards])
         self.tokens = torch.from_numpy(whole).to(device)
 

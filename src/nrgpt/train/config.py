@@ -17,6 +17,10 @@ class DataConfig:
     """Where the prepared dataset is. None: a folder named after the task in NRGPT_DATA (or ./data).
     For task = "text" it must exist: see `nrgpt data text --help`."""
     listops: ListOpsConfig = ListOpsConfig()
+    order: Literal["random", "passes"] = "random"
+    """Of the training texts. random: they begin at random places, and may overlap: after as many
+    tokens as there are, 37 % have not been seen. passes: each pass over the data meets every token
+    once, in a new order."""
 
 
 @strict

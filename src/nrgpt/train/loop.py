@@ -131,7 +131,10 @@ class Trainer:
         """Those that are still trained together."""
         self.streams = {}
         for split in ("train", "val"):
-            tokens = {data: dataset.tokens(split) for data, dataset in opened.items()}
+            tokens = {
+                data: dataset.tokens(split, data.order if split == "train" else "random")
+                for data, dataset in opened.items()
+            }
             self.streams[split] = Streams([tokens[cfg.data] for cfg in cfgs], where.device)
         self.update = choose_update(cfgs, where)(cfgs, where)
         self.step = 0
