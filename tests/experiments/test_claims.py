@@ -113,3 +113,24 @@ def test_scripts_still_make_what_is_on_record(name):
             model = kind(script.configuration(row["lever"], row["seed"]).model)
         learned = sum(p.numel() for p in model.parameters() if p.requires_grad)
         assert learned == row["parameters"], row["lever"]
+
+
+def test_settled_models_of_text():
+    lines = (EXPERIMENTS / "settled" / "text.jsonl").read_text().splitlines()
+    found = {}
+    for line in map(json.loads, lines):
+        found.setdefault(line["name"].removeprefix("text-"), {}).update(line)
+    loss = {name: run["disjoint_windows"]["loss"] for name, run in found.items()}
+    ours = np.array([loss["settled-s0"], loss["settled-s1"]])
+    assert found["settled-s0"]["parameters"] <= 75_000_000
+    assert f"{loss['gpt-s0'] - ours.mean():.3f} ahead of a GPT" in RESULTS
+    behind = np.mean([loss[f"moving-s{s}"] - loss[f"rgpt_parallel-s{s}"] for s in (0, 1)])
+    assert f"the cone costs {behind:.3f}" in RESULTS
+    for name in ("settled-s0", "settled-s1", "wide-s0"):
+        rises = found[name]["rises"]
+        assert rises["pairs"] > 1_000_000
+        assert rises["rises"] == 0 > rises["largest"]
+        assert found[name]["certificate"].startswith("proved: no step raises an energy in the for")
+        by_steps = found[name]["losses_by_steps"]
+        trained = "8" if name == "wide-s0" else "12"
+        assert by_steps[str(2 * int(trained))] - by_steps[trained] < 0.01
