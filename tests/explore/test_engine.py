@@ -155,7 +155,8 @@ def test_the_landscape_of_a_token(engine, norm, past):
 
 RECORD = """({ spec, tokens, settings, A }) => {
   const roll = new Roll(new Model(spec), settings).read(tokens).finish();
-  const attention = Array.from({ length: roll.steps + 1 }, (_, t) => roll.attention(A, t).map(p => [...p]));
+  const at = t => roll.attention(A, t).map(p => [...p]);
+  const attention = Array.from({ length: roll.steps + 1 }, (_, t) => at(t));
   return { ...record(roll), attention };
 }"""
 
