@@ -235,9 +235,9 @@ def test_an_energy_beside_none(chromium, tmp_path):
         for quantity in shown.run(curves)[0]:
             shown.page.select_option("#quantity", quantity)
             assert shown.page.locator("#stage svg").count() == 2
-        assert not shown.page.locator("#survey").is_disabled()
-        shown.page.click("#which button >> nth=1")
         assert shown.page.locator("#survey").is_disabled()
+        shown.page.click("#which button >> nth=0")
+        assert not shown.page.locator("#survey").is_disabled()
 
 
 def test_it_goes_on_writing(file, chromium):
