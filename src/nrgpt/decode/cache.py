@@ -47,7 +47,7 @@ class Seen:
 class Kept(Past):
     """New tokens among kept keys."""
 
-    def __init__(self, t: int | None, shown: Shown, kept: Room, seen: Seen):
+    def __init__(self, t: int | None, shown: Shown | None, kept: Room, seen: Seen):
         self.t, self.shown, self.seen = t, shown, seen
         self.keys, self.values = kept[0], kept[-1]
 

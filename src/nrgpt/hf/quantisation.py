@@ -51,7 +51,7 @@ def rounded(linear: nn.Linear, kind: Kind, name: str) -> nn.Module:
     config: Any = Int8WeightOnlyConfig()
     if kind == "int4":
         config = IntxWeightOnlyConfig(
-            weight_dtype=torch.int4,
+            weight_dtype=getattr(torch, "int4"),  # noqa: B009  # its stubs do not know it
             granularity=PerGroup(group(linear.in_features)),
             mapping_type=MappingType.ASYMMETRIC,
             scale_dtype=torch.bfloat16,
