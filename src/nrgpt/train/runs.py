@@ -14,9 +14,9 @@ from torch import Tensor
 
 from .. import zoo
 from ..check import from_dict
-from ..data.listops import read_expression, render
+from ..data.listops import as_written
 from ..data.shards import Dataset, TokenStream
-from ..data.tokenizer import SymbolTokenizer, Tokenizer, load_tokenizer
+from ..data.tokenizer import Tokenizer, load_tokenizer
 from ..files import Changed, read_json, read_sealed, sealed, unsealed, write_atomically
 from ..language_model import LanguageModel
 from ..model.registry import PLUGINS
@@ -71,16 +71,10 @@ class Run:
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text. A ListOps expression may be written as people write it."""
-        tokenizer = self.tokenizer
-        if self.cfg.data.task == "listops" and isinstance(tokenizer, SymbolTokenizer):
-            return read_expression(text, tokenizer)
-        return tokenizer.encode(text)
+        return as_written(self.tokenizer).encode(text)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        tokenizer = self.tokenizer
-        if self.cfg.data.task == "listops" and isinstance(tokenizer, SymbolTokenizer):
-            return render(tokens, tokenizer)
-        return tokenizer.decode(tokens)
+        return as_written(self.tokenizer).decode(tokens)
 
 
 def load_run(folder: Path | str, step: int | None = None, *, device: str = "cpu") -> Run:
