@@ -20,11 +20,12 @@ from ..data.tokenizer import Tokenizer, load_tokenizer
 from ..files import Changed, read_json, read_sealed, sealed, unsealed, write_atomically
 from ..language_model import LanguageModel
 from ..model.registry import PLUGINS
-from .checkpoint import FILES, CheckpointError, checkpoints, fault_of, newest_valid, read_tensors
+from .checkpoint import CheckpointError, checkpoints, fault_of, newest_valid
 from .config import BOOKKEEPING, TrainConfig
 from .data import TOKENIZER, open_dataset, prepare_dataset
 from .overrides import known_names
 from .report import environment
+from .sharded import weights_of
 
 
 @dataclass(frozen=True, repr=False)
@@ -109,7 +110,7 @@ def read_steadily(
     for left in reversed(range(tries)):
         try:
             chosen, faults = choose(folder, step)
-            return chosen, faults, read_tensors(chosen / FILES[0])
+            return chosen, faults, weights_of(chosen)
         except (OSError, CheckpointError):
             there = [path.name for path in checkpoints(folder / "checkpoints")]
             if there == before or not left:  # nobody changes them: it is not a matter of timing
