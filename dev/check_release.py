@@ -28,8 +28,11 @@ USES = {
     "onnx": "import onnx, onnxruntime, onnxscript",
     "quantise": "import torchao",
     "docs": "import latex2mathml, mkdocs, mkdocstrings",
-    "serve": "import nrgpt.serve.app as a; a.make_app(nrgpt.load('zoo:listops_30_steps'))",
-    "eval": "import nrgpt.evaluate.harness",
+    "serve": "import nrgpt, nrgpt.serve.app as a; a.make_app(nrgpt.load('zoo:listops_30_steps'))",
+    "eval": (
+        "from importlib.metadata import entry_points as e;"
+        "print(e(group='lm_eval.models')['nrgpt'].load())"
+    ),
     "tensorboard": "import torch.utils.tensorboard",
     "wandb": "import wandb",
 }

@@ -132,7 +132,8 @@ def test_the_zoo_needs_neither_a_network_nor_a_dataset(name, tmp_path, monkeypat
         raise AssertionError("it asked the network")
 
     monkeypatch.setattr(socket.socket, "connect", no_network)
-    for words in (["certificate", "--texts", "2"], ["trajectory", "--to", "seen", "--steps", "2"]):
+    proof = [["certificate", "--texts", "2"]] if "rgpt" not in name else []
+    for words in (*proof, ["trajectory", "--to", "seen", "--steps", "2"]):
         result = CliRunner().invoke(app, [words[0], f"zoo:{name}", *words[1:]])
         assert result.exit_code == 0, result.output
     assert not (tmp_path / "none").exists()

@@ -20,7 +20,7 @@ from reference import commands_page, configuration_page
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT, SITE, WORK = ROOT / "out" / "docs", ROOT / "out" / "site", ROOT / "out" / "docs-work"
-SHOWN = {".md", ".png", ".svg", ".txt", ".json", ".jsonl", ".py", ".css", ".html"}
+SHOWN = {".md", ".png", ".svg", ".txt", ".json", ".jsonl", ".py", ".css", ".js", ".html"}
 FOLDER_LINK = re.compile(r"\]\(([^)#\s:]+?)/?\)")
 
 

@@ -10,6 +10,8 @@ FORMULA = re.compile(
     r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL
 )  # as pymdownx.arithmatex leaves them
 
+LONG = 40
+
 
 def on_page_content(text: str, **about: Any) -> str:
     return FORMULA.sub(to_mathml, text)
@@ -19,4 +21,7 @@ def to_mathml(found: re.Match[str]) -> str:
     display = "block" if found[2] == "[" else "inline"
     formula = re.sub(r"\\mathbb (\w)", r"\\mathbb{\1}", html.unescape(found[3]))
     drawn = convert(formula, display=display)
-    return f'<div class="formula">{drawn}</div>' if display == "block" else drawn
+    if display == "block":
+        return f'<div class="formula">{drawn}</div>'
+    # A browser breaks no formula: a long one must be able to scroll on a narrow screen.
+    return f'<span class="formula">{drawn}</span>' if len(formula) > LONG else drawn

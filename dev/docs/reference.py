@@ -1,10 +1,6 @@
 """Pages made from the code: every command with its options, every field of the configuration."""
 
-import ast
-import dataclasses
 import inspect
-import textwrap
-import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +8,7 @@ from typing import Any
 import typer
 
 from nrgpt.cli import app
+from nrgpt.cli.fields import described
 from nrgpt.data.listops import ListOpsConfig
 from nrgpt.model.config import ModelConfig
 from nrgpt.train.config import DataConfig, OptimiserConfig, TrainConfig
@@ -83,42 +80,21 @@ def configuration_page() -> str:
         "`name=value`, with its group before it: `nrgpt train debug model.width=32 seed=1`. "
         "`[nrgpt]` and `[baselines]` say which blocks read a field.\n"
     ]
-    groups: list[tuple[str, str, type]] = [
-        ("The run", "", TrainConfig),
-        ("The model", "model.", ModelConfig),
-        ("The optimiser", "optimiser.", OptimiserConfig),
-        ("The data", "data.", DataConfig),
-        ("ListOps", "data.listops.", ListOpsConfig),
-    ]
-    for title, prefix, cls in groups:
-        parts.append(f"\n## {title}\n\n{cell((cls.__doc__ or '').split(chr(10) * 2)[0])}\n")
+    groups = {
+        "": ("The run", TrainConfig),
+        "model.": ("The model", ModelConfig),
+        "optimiser.": ("The optimiser", OptimiserConfig),
+        "data.": ("The data", DataConfig),
+        "data.listops.": ("ListOps", ListOpsConfig),
+    }
+    rows = described()
+    for prefix, (title, cls) in groups.items():
+        about = (cls.__doc__ or "").split("\n\n")[0]
+        about = "" if about.startswith(f"{cls.__name__}(") else cell(about)  # Python's own
+        parts.append(f"\n## {title}\n\n{about}\n")
         parts.append("\n| field | type | default | meaning |\n|---|---|---|---|\n")
-        meanings, hints = docstrings(cls), typing.get_type_hints(cls)
-        for field in dataclasses.fields(cls):
-            if dataclasses.is_dataclass(hints[field.name]):
-                continue  # a group of its own
-            kind = cell(type_name(hints[field.name]))
-            default = "required" if field.default is dataclasses.MISSING else f"`{field.default!r}`"
-            if field.default_factory is not dataclasses.MISSING:
-                default = f"`{field.default_factory()!r}`"
-            meaning = cell(meanings.get(field.name, ""))
-            parts.append(f"| `{prefix}{field.name}` | {kind} | {default} | {meaning} |\n")
+        for name, kind, default, meaning in rows:
+            if name.rpartition(".")[0] == prefix.rstrip("."):
+                told = (f"`{name}`", cell(kind), f"`{default}`", cell(meaning))
+                parts.append(f"| {' | '.join(told)} |\n")
     return "".join(parts)
-
-
-def docstrings(cls: type) -> dict[str, str]:
-    """The text under each field of a class."""
-    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
-    assert isinstance(tree, ast.ClassDef)
-    found = {}
-    for field, text in zip(tree.body, tree.body[1:], strict=False):
-        is_text = isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and is_text:
-            found[field.target.id] = str(text.value.value)  # type: ignore[attr-defined]
-    return found
-
-
-def type_name(hint: Any) -> str:
-    if typing.get_origin(hint) is typing.Literal:
-        return " ".join(f"`{value}`" for value in typing.get_args(hint))
-    return hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from . import zoo
 from .check import suggestion
+from .data.listops import as_written
 from .data.tokenizer import Tokenizer, start_of_text
 from .decode.decoder import CacheKind
 from .decode.generate import Sampling, stream
@@ -184,8 +185,8 @@ def load(
         return of_run(load_run(folder, checkpoint, device=where))
     if checkpoint is not None:
         raise ValueError(f"checkpoint = {checkpoint}: an export holds a single one; leave it out")
-    tokenizer = read_tokenizer(folder)
-    return TextModel(folder.name, read_export(folder).to(where).eval(), tokenizer, tokenizer)
+    tokenizer, model = read_tokenizer(folder), read_export(folder).to(where).eval()
+    return TextModel(folder.name, model, tokenizer, as_written(tokenizer))
 
 
 def of_run(run: Run) -> TextModel:

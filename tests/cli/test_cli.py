@@ -169,6 +169,32 @@ def test_markup_in_a_path_is_text(tmp_path):
     assert "everything is in runs[red]/x[/b]:smile:" in said.replace("\n", "")
 
 
+@pytest.mark.parametrize(
+    ("module", "arguments", "said"),
+    [
+        ("lm_eval", ["--tasks", "mmlu"], "--tasks needs lm_eval"),
+        ("spellchecker", ["--metrics", "--judge", "none"], "--metrics needs spellchecker"),
+        ("sentence_transformers", ["--metrics", "--judge", "none"], "pip install 'nrgpt[eval]'"),
+        ("transformers", ["--metrics"], "pip install 'nrgpt[eval]'"),
+        (None, ["--tasks", "nothing_like_it"], "a task that lm-eval knows"),
+        (None, ["--tasks", "mmlu", "--mmlu", "nowhere"], "nowhere: there is no such folder"),
+    ],
+)
+def test_evaluate_asks_first_for_what_it_needs(monkeypatch, module, arguments, said):
+    """Packages, tasks and files, before any work."""
+    monkeypatch.setattr("nrgpt.cli.evaluation.losses", lambda *_: pytest.fail("it went to work"))
+    if module:
+        monkeypatch.setitem(sys.modules, module, None)
+    output = nrgpt("evaluate", "zoo:shakespeare_certified", *arguments, code=2)
+    assert said in " ".join(output.split())
+
+
+def test_fields_are_explained():
+    said = nrgpt("fields", "model.rate")
+    assert "model.rate = free" in said
+    assert "[bold]" not in said
+
+
 def test_evaluate_finds_out_first_that_it_cannot_write(tmp_path, monkeypatch):
     nrgpt("train", "debug", "--to", "mine", *QUICK)
     (tmp_path / "mine" / "evaluation.json").symlink_to(tmp_path / "elsewhere")

@@ -179,7 +179,7 @@ def test_sources_are_streamed_and_workers_do_not_change_a_byte(tmp_path, small_p
             yield text.Document("a" * 100, "here", number)
 
     options = {"tokenizer": LETTERS, "validation": 0.2, "progress": False, "workers": workers}
-    text.prepare_documents(watched, tmp_path / "a", {}, None, **options)
+    text.prepare_documents(text.Source(watched), tmp_path / "a", {}, None, **options)
     assert shards_only(content(tmp_path / "a")) == shards_only(expected)
 
 

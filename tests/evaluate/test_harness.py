@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 import torch
@@ -50,6 +52,16 @@ def plain(model, tokens, last, steps=None):
     logits, _ = model(torch.tensor([tokens[:-1]]), steps=steps)
     chosen = logits[0].log_softmax(-1).gather(1, torch.tensor(tokens[1:])[:, None])
     return chosen[-last:].sum().item()
+
+
+def test_the_entry_point_names_the_model():
+    """As lm-eval's versions after 0.4.13 find it: a name, whose module is imported when asked."""
+    from lm_eval.api.registry import Registry
+
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    registry = Registry("model")
+    registry.register("nrgpt", target=project["entry-points"]["lm_eval.models"]["nrgpt"])
+    assert registry.get("nrgpt") is HarnessModel
 
 
 PAIRS = [

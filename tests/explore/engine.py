@@ -34,7 +34,7 @@ class Engine:
         self.page = context.new_page()
         self.errors: list[str] = []
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
-        for name in ("arrays.js", "engine.js", "landscape.js"):
+        for name in ("arrays.js", "engine.js", "landscape.js", "draw.js", "sources.js"):
             self.page.add_script_tag(content=(STATIC / name).read_text())
 
     def run(self, function: str, **arguments: Any) -> Any:

@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from nrgpt import zoo
+from nrgpt.data.tokenizer import SymbolTokenizer
 from nrgpt.dynamics.altered import altered
+from nrgpt.dynamics.answers import Answers
 from nrgpt.dynamics.field import Field
 from nrgpt.dynamics.landscape import TokenLandscape, minimise
 from nrgpt.explore.weights import NotForThePage, describe, shortest
@@ -149,6 +151,53 @@ def test_the_landscape_of_a_token(engine, norm, past):
     if norm != "none":  # without a norm this energy has no lowest point
         below = minimise(land, land.surface, path[-1:], iterations=5_000)
         assert there["below"] == pytest.approx(below.energy.item(), rel=1e-5)
+
+
+RECORD = """({ spec, tokens, settings, A }) => {
+  const roll = new Roll(new Model(spec), settings).read(tokens).finish();
+  const at = t => roll.attention(A, t).map(p => [...p]);
+  const attention = Array.from({ length: roll.steps + 1 }, (_, t) => at(t));
+  return { ...record(roll), attention };
+}"""
+
+
+def near(there, here):
+    """The same numbers, with None at the same places."""
+    there, here = (torch.tensor([[torch.nan if v is None else v for v in row] for row in table],
+                                dtype=torch.float64) for table in (there, here))  # fmt: skip
+    scale = here.nan_to_num().abs().max().clamp(min=1)
+    return torch.allclose(there, here, rtol=0, atol=1e-5 * float(scale), equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *({"norm": norm, "feedforward": "memory", "safeguard": "cone"} for norm in NORMS),
+        {"mask": "inclusive", "past": "settled", "prelude": 1, "feedforward": "memory"},
+        {"rate": "free_per_step"},
+        {"block": "gpt"},
+        {"block": "rgpt_parallel"},
+    ],
+    ids=str,
+)
+def test_python_answers_what_the_page_computes(engine, fields):
+    """Curves of everything, what it would say, and attention, for models of the local server."""
+    model, tokens, A = small(**fields), texts_for(11, 1, 7)[0], 4
+    settings = {"steps": None, "rate": 1, "beta": 1, "cone": None}
+    told = {"spec": describe(model), "tokens": tokens, "settings": settings, "A": A}
+    there = engine.run(RECORD, **told)
+    answers = Answers(model.double(), SymbolTokenizer("abcdefghijk"))
+    asked = {"tokens": tokens, "token": A, "settings": settings | {"word": "", "weight": 0}}
+    here, looks = answers.roll(asked), answers.attention(asked)["heads"]
+    assert there["curves"].keys() == here["curves"].keys()
+    for name, table in here["curves"].items():
+        assert near(there["curves"][name], table), name
+    acts = "safeguard" in fields and fields["norm"] != "none"
+    assert ("push" in here["curves"]) >= acts
+    assert (there["said"], there["steps"]) == (here["said"], here["steps"])
+    assert len(looks) == here["steps"] + (fields.get("block") != "gpt")
+    for mine, theirs in zip(looks, there["attention"], strict=False):
+        assert near(theirs, mine)
 
 
 def test_weights_take_the_shortest_type_that_is_exact():

@@ -10,12 +10,9 @@ import pytest
 
 from nrgpt import zoo
 from nrgpt.cli.commands import explore as command
-from nrgpt.data.tokenizer import SymbolTokenizer
 from nrgpt.explore.models import for_page
 from nrgpt.explore.page import page
 from nrgpt.train.runs import load_run
-
-from ..models import DESCENDING, config, randomised
 
 LOOKS = [(320, "dark"), (390, "light"), (768, "dark"), (1280, "light"), (1920, "dark")]
 if "NRGPT_LONG" in os.environ:  # make test-pages
@@ -216,31 +213,31 @@ def test_two_side_by_side(file, chromium):
 
 
 def test_an_energy_beside_none(chromium, tmp_path):
-    """A settled model whose descent is proved, and RGPT-parallel, which has no energy."""
-    tokenizer, path = SymbolTokenizer(list("abcdefg hij")), tmp_path / "two.html"
-    settled = {**DESCENDING[-1], "norm": "layernorm"}
-    both = {"settled": settled, "baseline": {"block": "rgpt_parallel"}}
-    path.write_text(
-        page([
-            for_page(randomised(config(**fields)).float(), tokenizer, name, examples=["abc def"])
-            for name, fields in both.items()
-        ])
-    )  # fmt: skip
-    with Shown(chromium, f"{path.as_uri()}#model=settled|baseline") as shown:
-        shown.settle()
+    """The zoo's pair, which shares an alphabet: a settled model whose descent is proved, and
+    RGPT-parallel, which has no energy. Both were trained alike, and say the same."""
+    path, names = tmp_path / "two.html", ("listops_settled", "listops_rgpt_parallel")
+    command.explore([f"zoo:{name}" for name in names], to=path)
+    with Shown(chromium, path.as_uri()) as shown:
+        shown.page.click("#compare")
+        shown.until("panels.length === 2 && panels[1].record")
+        assert shown.run("panels.map(p => p.info.name)") == list(names)
         lamps = shown.page.locator("#lamps .lamp").all_inner_texts()
         assert "Proved: no step raises an energy in the forward pass" in lamps[0]
-        assert "none of 21 steps raises an energy" in lamps[0]
+        assert "none of 60 steps raises an energy" in lamps[0]
         assert "No descent is proved" in lamps[1]
+        said = shown.run("panels.map(p => p.source.label(p.record.said.at(-1).at(-1)[0]))")
+        assert said == ["max", "max"]  # max(4,median(1,5,3),2) = max(4,3,2) = 4
+        assert shown.page.locator("#attention svg").count() == 2
+        assert shown.page.locator("#says table").count() == 2
         curves = "panels.map(p => Object.keys(p.record.curves))"
         assert "energy" in shown.run(curves)[0]
         assert "energy" not in shown.run(curves)[1]
         for quantity in shown.run(curves)[0]:
             shown.page.select_option("#quantity", quantity)
             assert shown.page.locator("#stage svg").count() == 2
-        assert not shown.page.locator("#survey").is_disabled()
-        shown.page.click("#which button >> nth=1")
         assert shown.page.locator("#survey").is_disabled()
+        shown.page.click("#which button >> nth=0")
+        assert not shown.page.locator("#survey").is_disabled()
 
 
 def test_it_goes_on_writing(file, chromium):

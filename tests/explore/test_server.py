@@ -91,12 +91,16 @@ def test_answers(server):
     settings = AS_TRAINED | {"word": "max", "weight": 0.5, "steps": 5}
     rolled = question(server, "roll", tokens=[5, 1, 11], settings=settings)[1]
     assert len(rolled["curves"]["own energy"]) == 6
+    looks = question(server, "attention", tokens=[5, 1, 11], settings=settings, token=2)[1]["heads"]
+    assert [len(looks), len(looks[0]), len(looks[0][0])] == [6, 4, 2]  # strict: not at itself
     assert question(server, "next", tokens=[5, 1, 11], settings=settings)[1]["token"] in range(17)
 
 
 def test_the_page_of_a_large_model(server, chromium):
     with Shown(chromium, server.address, offline=False, requests=server.address[:22]) as shown:
         assert shown.run("panels[0].source.constructor.name") == "Remote"
+        shown.until("document.querySelectorAll('#attention rect').length > 4")
+        assert shown.run("panels[0].record.curves.angle.length") == 31
         shown.run("change(panels[0], { steps: 12 })")
         shown.until("panels[0].record.steps === 12 && computing === 0")
         shown.page.click("#generate")

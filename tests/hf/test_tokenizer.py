@@ -1,6 +1,7 @@
 """Fast tokenizers give the same token numbers and texts as ours."""
 
 import os
+import sys
 
 import numpy as np
 import pytest
@@ -8,8 +9,15 @@ from transformers import AutoTokenizer
 
 from nrgpt.data.listops import ListOpsConfig, prepare_listops, read_expression, render
 from nrgpt.data.shards import Dataset
-from nrgpt.data.tokenizer import GPT2_RANKS, GPT2Tokenizer, SymbolTokenizer, Tokenizer
+from nrgpt.data.tokenizer import (
+    END_OF_TEXT,
+    GPT2_RANKS,
+    GPT2Tokenizer,
+    SymbolTokenizer,
+    Tokenizer,
+)
 from nrgpt.hf.tokenizer import fast_tokenizer
+from nrgpt.interop.exported import read_tokenizer
 
 from ..data.test_tokenizer import use_small_ranks
 
@@ -71,6 +79,24 @@ def test_listops_is_decoded_as_we_do(tmp_path, notation):
     if notation == "call":  # whether anything is lisp, render guesses
         anything = np.random.default_rng(0).integers(ours.vocab_size, size=2_000).tolist()
         assert theirs.decode(anything) == render(anything, ours)
+
+
+@pytest.mark.parametrize("kind", ["characters", "listops", "lisp", "documents"])
+def test_the_way_back_gives_the_same_tokenizer(tmp_path, monkeypatch, kind):
+    """Without the library ``tokenizers``, too: the core does not need it."""
+    ours = {
+        "characters": SymbolTokenizer(sorted(set(TEXT + "]^-\\.*"))),
+        "documents": SymbolTokenizer([*"ab c", END_OF_TEXT]),
+        "listops": ListOpsConfig().tokenizer(),
+        "lisp": ListOpsConfig(notation="lisp").tokenizer(),
+    }[kind]
+    fast_tokenizer(ours, 32, lisp=kind == "lisp").save_pretrained(tmp_path)
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    back = read_tokenizer(tmp_path)
+    assert type(back) is SymbolTokenizer
+    assert back.spec() == ours.spec()
+    assert back.fingerprint() == ours.fingerprint()
+    assert back.end_of_text == ours.end_of_text
 
 
 def test_byte_pairs(tmp_path, monkeypatch):

@@ -17,6 +17,7 @@ from nrgpt.evaluate.harness import HarnessModel
 from nrgpt.hf import export_onnx, export_run, quantise, stored_bytes
 from nrgpt.hf.export import wrapped
 from nrgpt.hf.onnx_file import Logits
+from nrgpt.hf.quantisation import rounded
 
 from ..models import config, randomised
 
@@ -40,16 +41,31 @@ def texts():
     return torch.tensor(tokens[: 8 * 256]).view(8, 256)
 
 
-def test_int8_weights_are_small_and_almost_as_good(model, texts):
+@pytest.mark.parametrize(("kind", "share", "cost"), [("int8", 0.45, 0.005), ("int4", 0.35, 0.06)])
+def test_quantised_weights_are_small_and_almost_as_good(model, texts, kind, share, cost):
     before, loss = stored_bytes(model), model(texts, labels=texts).loss.item()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torchao's own
-        small = quantise(model, "int8")
-    assert stored_bytes(small) < 0.45 * before
-    assert small(texts, labels=texts).loss.item() == pytest.approx(loss, abs=0.005)
+        small = quantise(model, kind)
+    assert stored_bytes(small) < share * before
+    assert small(texts, labels=texts).loss.item() == pytest.approx(loss, abs=cost)
     prompt = texts[:1, :20]
     new = small.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=5)
     assert new.shape == (1, 25)
+
+
+@pytest.mark.parametrize("shape", [(7, 33), (4, 64), (3, 34)])
+def test_four_bits_are_those_of_torchao(shape):
+    """Packed, and each within half a step of where it was; exact where 16 numbers are enough."""
+    weight = torch.randint(-7, 8, shape).float()
+    weight[:, ::3], weight[:, 1::3] = -7.5, 7.5  # each group spans 15 steps of 1
+    linear = torch.nn.Linear(*reversed(shape), bias=False)
+    linear.weight.data.copy_(weight)
+    packed = rounded(linear, "int4", "W")
+    assert packed.pairs.numel() == -(-weight.numel() // 2)
+    assert (packed.weight(torch.float32) - weight).abs().max() <= 0.51
+    x = torch.randn(2, shape[1])
+    assert torch.allclose(packed(x), linear(x), atol=1e-5)  # torchao computes it from its own form
 
 
 def test_quantisation_that_would_do_nothing_is_refused(exported):
@@ -61,8 +77,8 @@ def test_quantisation_that_would_do_nothing_is_refused(exported):
     ):
         with pytest.raises(ValueError, match=r"nrgpt\.hf\.quantise\(model, 'int8'\)"):
             AutoModelForCausalLM.from_pretrained(exported, **option)
-    with pytest.raises(ValueError, match="kind = 'int4': must be one of 'int8'"):
-        quantise(randomised(config()), "int4")
+    with pytest.raises(ValueError, match="kind = 'int2': must be one of 'int8', 'int4'"):
+        quantise(randomised(config()), "int2")
 
 
 @pytest.mark.parametrize("use_cache", [True, False])

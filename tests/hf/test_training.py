@@ -100,6 +100,52 @@ def test_lora(folder, tmp_path):
     assert torch.equal(loaded.generate(idx, max_new_tokens=5, do_sample=False), new)
 
 
+OWNERS = ("attention.W_Q", "attention.W_K", "feedforward.W_1", "feedforward.W_2", "rate.eta")
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_lora_on_parameters(folder, tmp_path, checkpointing):
+    """peft's target_parameters: the model, its names and its files stay as they are."""
+    idx = torch.tensor([[1, 2, 3]])
+    base = AutoModelForCausalLM.from_pretrained(folder)
+    untouched = base(idx).logits
+    model = peft.get_peft_model(base, peft.LoraConfig(r=2, target_parameters=list(OWNERS)))
+    trained = [name for name, p in model.named_parameters() if p.requires_grad]
+    assert len(trained) == 2 * len(OWNERS)
+    fine_tune(model, tmp_path / "out", gradient_checkpointing=checkpointing)
+    model.eval()
+    tuned = model(idx).logits.detach()
+    assert not torch.allclose(tuned, untouched, atol=1e-2)
+    with model.disable_adapter():
+        assert torch.equal(model(idx).logits, untouched)
+    new = model.generate(input_ids=idx, max_new_tokens=5, do_sample=False)
+    model.save_pretrained(tmp_path / "adapter")
+    again = AutoModelForCausalLM.from_pretrained(folder)
+    again = peft.PeftModel.from_pretrained(again, tmp_path / "adapter").eval()
+    assert torch.allclose(again(idx).logits, tuned, atol=1e-6)
+    merged = model.merge_and_unload()
+    assert merged.state_dict().keys() == again.merge_and_unload().state_dict().keys()
+    assert torch.allclose(merged(idx).logits, tuned, atol=1e-5)
+    assert torch.equal(merged.generate(idx, max_new_tokens=5, do_sample=False), new)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"block": "gpt"}, {"coupling": "full", "rate": "free_per_step"}]
+)
+def test_lora_on_parameters_of_other_models(fields):
+    """An adapter that does something does the same as one that was merged."""
+    model, idx = wrapped(randomised(config(**fields)).float()).eval(), torch.tensor([[1, 2, 3]])
+    untouched = model(idx).logits
+    names = ["attention.W_Q", "feedforward.W_1"] if fields.get("block") else ["attention.J"]
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, target_parameters=names))
+    for name, p in adapted.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(p, std=0.3)
+    tuned = adapted(idx).logits
+    assert not torch.allclose(tuned, untouched, atol=1e-3)
+    assert torch.allclose(adapted.merge_and_unload()(idx).logits, tuned, atol=1e-5)
+
+
 def test_lora_on_full_rank_couplings():
     model = randomised(config(coupling="full", rate="free_per_step")).float()
     wrapper, idx = wrapped(model), torch.tensor([[1, 2, 3]])

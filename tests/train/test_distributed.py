@@ -14,6 +14,8 @@ from safetensors.torch import load_file
 
 from nrgpt.train.checkpoint import newest_valid
 from nrgpt.train.distributed import seconds_to_wait
+from nrgpt.train.runs import load_run
+from nrgpt.train.sharded import read_whole
 from tests.processes import finished, output_of, started, wait_for
 from tests.runs import wait_for_step
 
@@ -82,6 +84,36 @@ def test_a_run_goes_on_with_other_numbers_of_processes(tmp_path):
     ]
     for one, many in zip(*([x for x in own if x is not None] for own in losses), strict=True):
         assert abs(one - many) < 1e-5
+
+
+def test_every_process_writes_its_share(tmp_path):
+    """torch.distributed.checkpoint: two processes, stopped and gone on, learn what one would have
+    learned. One alone can read it all, and damage is found."""
+    options = ("debug", "eval_every=12", "save_every=3", "log_every=1", "model.dropout=0")
+    options = (*options, "optimiser.decay=constant", "optimiser.name=adamw")
+    run(sys.executable, "-m", "nrgpt", "train", *options, "iterations=12", "--to", "one")
+    shares = ("parallel=fsdp", "sharded=true", "--to", "many")
+    part = [*options, *shares, "final_evaluation=false"]
+    run(*torchrun(2, *part, "iterations=6"))
+    newest, _ = newest_valid(tmp_path / "many" / "checkpoints")
+    names = sorted(path.name for path in (newest / "shards").iterdir())
+    assert [name[:11] for name in names] == ["shard-00001", "shard-00002"]
+    assert sum("optimiser/" in name for name in load_file(newest / "shards" / names[1])) > 0
+    done = run(*torchrun(2, *options, *shares, "iterations=12"))
+    assert "(iteration 6)" in done.stdout
+    loaded = load_run(tmp_path / "many").model.state_dict()
+    assert largest_difference(weights(tmp_path / "one"), loaded) < 1e-5
+    newest, faults = newest_valid(tmp_path / "many" / "checkpoints")
+    assert newest.name == "step-00000012"
+    assert not faults
+    mine, theirs = read_whole(newest), read_whole(newest_valid(tmp_path / "one" / "checkpoints")[0])
+    assert largest_difference(mine[1], theirs[1]) < 1e-4
+    with (newest / "shards" / names[0]).open("r+b") as file:
+        file.seek(-4, os.SEEK_END)
+        file.write(b"harm")
+    newest, faults = newest_valid(tmp_path / "many" / "checkpoints")
+    assert newest.name == "step-00000009"
+    assert f"{names[0]}: its contents have changed" in faults[0]
 
 
 def test_compiled_models_learn_the_same_under_ddp(tmp_path):

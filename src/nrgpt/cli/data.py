@@ -95,7 +95,7 @@ def data_hub(
     split: Annotated[str, Option(help="Split of the dataset.")] = "train",
     workers: Workers = None,
 ) -> None:
-    """Stream and tokenize a dataset from the Hugging Face Hub. If stopped, it goes on."""
+    """Stream and tokenize a dataset from the Hugging Face Hub. If stopped, it goes on there."""
     options: dict[str, Any] = {"tokenizer": tokenizer, "vocabulary": vocabulary}
     options |= {"validation": validation, "workers": workers}
     folder = to or data_root() / "text"

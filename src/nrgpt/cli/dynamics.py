@@ -64,8 +64,8 @@ def trajectory(
     steps: Steps = None,
     to: Annotated[Path | None, Option(help="Folder; default RUN/trajectory.")] = None,
     energies: Annotated[
-        bool, Option(help="Baselines have no energy: use --no-energies for them.")
-    ] = True,
+        bool | None, Option(help="Of every term; default if there are any: baselines have none.")
+    ] = None,
 ) -> None:
     """Watch tokens on their energy landscapes: figures, numbers and an interactive page.
 
@@ -79,6 +79,7 @@ def trajectory(
     folder = folder_to_write(to or folder_for_results(loaded.folder) / "trajectory")
     both = torch.tensor([tokens], device=loaded.model.tokens.device)
     top = min(5, loaded.cfg.model.vocab_size)
+    energies = loaded.cfg.model.block == "nrgpt" if energies is None else energies
     seen = watch(loaded.model, both[:, :-1], both[:, 1:], steps, energies=energies, top=top)
     label = token_label(loaded.tokenizer)
     try:

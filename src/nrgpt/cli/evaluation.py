@@ -9,10 +9,12 @@ from rich.table import Table
 from typer import Option
 
 from ..data.listops import read_tests
+from ..evaluate.mmlu import is_mmlu
 from ..evaluate.record import FILE, read_record, write_record
 from ..evaluate.samples import human_texts, kind_of, model_texts
-from ..evaluate.tasks import run_tasks
-from ..evaluate.text import load_measures, text_metrics
+from ..evaluate.tasks import known_tasks, mmlu_folder, run_tasks
+from ..evaluate.text import Measure, load_measures, text_metrics
+from ..extras import need
 from ..measure.listops import listops_accuracy
 from ..measure.loss import bits_of_text, split_loss
 from ..train.runs import Run
@@ -61,7 +63,15 @@ def evaluate(
     """
     home = folder_for_results(loaded.folder)
     folder_to_write(home)
-    read_record(home)  # fails now, not after the work, if nothing can be added to it
+    # Whatever is needed is asked for now, not after the work.
+    read_record(home)
+    measures = measures_for(loaded, judge) if metrics else {}
+    names = list(dict.fromkeys(name for name in (tasks or "").split(",") if name))
+    if tasks is not None:
+        logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it reports every default
+        manager = known_tasks(names, include)
+        if any(map(is_mmlu, names)):
+            mmlu_folder(mmlu)
     common = {"checkpoint": loaded.step, "steps": loaded.model.check_steps(steps)}
     of_split = common | {"split": split}
     if loss:
@@ -72,12 +82,10 @@ def evaluate(
             "samples": samples, "words": words, "temperature": temperature, "judge": judge,
             "seed": seed,
         }  # fmt: skip
-        results = {"metrics": text_metrics_of(loaded, split, steps, **sampled)}
+        results = {"metrics": text_metrics_of(loaded, split, steps, measures, **sampled)}
         write_record(home, of_split | sampled, results)
     if tasks is not None:
-        logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it reports every default
-        names = list(dict.fromkeys(name for name in tasks.split(",") if name))
-        options: dict[str, Any] = {"batch_size": batch_size, "mmlu": mmlu, "include": include}
+        options: dict[str, Any] = {"batch_size": batch_size, "mmlu": mmlu, "manager": manager}
         asked = run_tasks(loaded, names, steps=steps, limit=limit, **options)
         for table in asked.tables():
             screen.print(table)
@@ -121,20 +129,24 @@ def losses(loaded: Run, split: str, steps: int | None, stride: int | None) -> di
     return results
 
 
+def measures_for(loaded: Run, judge: str) -> dict[str, Measure]:
+    """What the text metrics need: packages, and models that may not be on this machine."""
+    kind_of(loaded.tokenizer)  # an error for ListOps
+    need("spellchecker", "--metrics")
+    return load_measures(None if judge == "none" else judge, str(loaded.model.tokens.device))
+
+
 def text_metrics_of(
     loaded: Run,
     split: str,
     steps: int | None,
+    measures: dict[str, Measure],
     *,
     samples: int,
     words: int,
     judge: str,
     **how: Any,
 ) -> dict[str, Any]:
-    kind_of(loaded.tokenizer)  # an error for ListOps, before anything is loaded
-    # Before any text is sampled, since a judge may not be available.
-    device = str(loaded.model.tokens.device)
-    measures = load_measures(None if judge == "none" else judge, device)
     sizes = {"number": samples, "words": words}
     written = model_texts(loaded, **sizes, steps=steps, progress=True, **how)
     tokens = loaded.dataset(verify=False).tokens(split)

@@ -8,6 +8,7 @@ import typing
 from typing import Annotated, Any
 
 from rich.table import Table
+from rich.text import Text
 from typer import Argument
 
 from ..check import suggestion
@@ -95,5 +96,5 @@ def fields(
     table.add_column("meaning", overflow="fold", ratio=3)
     for field, kind, default, text in rows:
         of_type = "" if kind in ("int", "float", "bool", "str") else f" ({kind})"
-        table.add_row(f"[bold]{field}[/bold] = {default}", f"{text}{of_type}")
+        table.add_row(Text.assemble((field, "bold"), f" = {default}"), Text(text + of_type))
     screen.print(table)

@@ -2,7 +2,7 @@
 
 import json
 import lzma
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,19 +25,27 @@ class Piece(NamedTuple):
     number: int
     first_document: int
     documents: list[Document]
+    after: Any = None  # where the source stands after them
 
 
-def gather(documents: Iterable[Document]) -> Iterator[Piece]:
-    number, first_document, gathered, characters = 0, 0, list[Document](), 0
+def gather(
+    documents: Iterable[Document],
+    state: Callable[[], Any] = lambda: None,
+    number: int = 0,
+    first_document: int = 0,
+) -> Iterator[Piece]:
+    """``state`` says where the source of the documents stands; ``number`` and ``first_document``
+    are where they begin."""
+    gathered, characters = list[Document](), 0
     for document in documents:
         gathered.append(document)
         characters += len(document.text)
         if characters >= PIECE_CHARACTERS:
-            yield Piece(number, first_document, gathered)
+            yield Piece(number, first_document, gathered, state())
             number, first_document = number + 1, first_document + sum(d.ends for d in gathered)
             gathered, characters = [], 0
     if gathered:
-        yield Piece(number, first_document, gathered)
+        yield Piece(number, first_document, gathered, state())
 
 
 def documents_of_all(sources: Iterable[tuple[Path, Iterator[Document]]]) -> Iterator[Document]:

@@ -25,13 +25,13 @@ import re
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from ..check import check, check_choice, strict
 from .shards import write_dataset
-from .tokenizer import SymbolTokenizer
+from .tokenizer import SymbolTokenizer, Tokenizer
 
 MARKS = ("<end>", "(", ")", "=")
 END, OPEN, CLOSE, EQUALS = range(len(MARKS))
@@ -295,6 +295,24 @@ def render(tokens: Sequence[int], tokenizer: SymbolTokenizer) -> str:
         return " " if is_lisp else ","
 
     return "".join([*words[:1], *(gap(left, right) + right for left, right in pairs)])
+
+
+class Written(NamedTuple):
+    """ListOps' tokenizer, for expressions as people write them."""
+
+    tokenizer: SymbolTokenizer
+
+    def encode(self, text: str) -> list[int]:
+        return read_expression(text, self.tokenizer)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return render(tokens, self.tokenizer)
+
+
+def as_written(tokenizer: Tokenizer) -> Tokenizer | Written:
+    """A tokenizer for what people write: itself, but for ListOps."""
+    is_listops = isinstance(tokenizer, SymbolTokenizer) and "<end>" in tokenizer.number
+    return Written(tokenizer) if is_listops else tokenizer  # type: ignore[arg-type]
 
 
 def read_expression(text: str, tokenizer: SymbolTokenizer) -> list[int]:

@@ -14,7 +14,7 @@ import signal
 import threading
 import zipfile
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -25,7 +25,6 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn
 
 from ..check import check
-from ..extras import need
 from ..files import open_ours
 from .documents import (
     PIECE_CHARACTERS,
@@ -34,9 +33,9 @@ from .documents import (
     documents_of_all,
     gather,
     open_source,
-    row_documents,
 )
 from .own import tokenizer_for
+from .position import HubSource, Journal, Made, Source
 from .shards import DataError, refuse_existing, token_dtype, working_folder, write_dataset
 from .tokenizer import END_OF_TEXT, Tokenizer
 
@@ -46,6 +45,7 @@ USUAL_SHARE = 0.0005
 ENOUGH = 50_000
 """Tokens for validation. With fewer, the end of the text is taken, up to so many."""
 END_SHARE = 0.1
+JOURNAL = "journal.jsonl"
 
 
 def prepare_text(
@@ -76,8 +76,8 @@ def prepare_text(
     if isinstance(tokenizer, str):
         texts = lambda: (document.text for document in documents())  # noqa: E731
         tokenizer = tokenizer_for(tokenizer, texts, total, vocabulary)
-    source = {"kind": "text", "files": files}
-    prepare_documents(documents, folder, source, total, tokenizer=tokenizer, **options)
+    facts = {"kind": "text", "files": files}
+    prepare_documents(Source(documents), folder, facts, total, tokenizer=tokenizer, **options)
 
 
 def checked(path: Path) -> Path:
@@ -98,27 +98,18 @@ def prepare_hub(
 ) -> None:
     """Tokenise a dataset from the Hugging Face Hub, such as OPENWEBTEXT, while it downloads.
     ``options`` go to prepare_documents."""
-    stream = need("datasets", "the Hugging Face Hub", "data").load_dataset(
-        name, split=split, streaming=True
-    )
-
-    def documents() -> Iterator[Document]:
-        rows = ((f"{name}: row {i}", row, i + 1) for i, row in enumerate(stream))
-        return row_documents(rows, field)
-
-    known = (stream.info.splits or {}).get(split)
-    total = known.num_examples if known else None
-    source = {"kind": "hub", "name": name, "split": split}
+    source = HubSource(name, split, field)
     if isinstance(tokenizer, str):
-        texts = lambda: (document.text for document in documents())  # noqa: E731
+        texts = lambda: (document.text for document in source.documents())  # noqa: E731
         tokenizer = tokenizer_for(tokenizer, texts, None, vocabulary)
-    prepare_documents(documents, folder, source, total, tokenizer=tokenizer, **options)
+    facts = {"kind": "hub", "name": name, "split": split}
+    prepare_documents(source, folder, facts, source.rows, tokenizer=tokenizer, **options)
 
 
 def prepare_documents(
-    documents: Callable[[], Iterable[Document]],
+    source: Source,
     folder: Path,
-    source: Mapping[str, Any],
+    facts: Mapping[str, Any],
     total: int | None,
     *,
     tokenizer: Tokenizer,
@@ -128,7 +119,8 @@ def prepare_documents(
     shard_tokens: int = 100_000_000,
     progress: bool = True,
 ) -> None:
-    """Tokenise documents into a dataset. After an interruption, the same call continues.
+    """Tokenise documents into a dataset. After an interruption, the same call continues, from where
+    the source can go on. ``facts`` about it are kept with the dataset.
 
     A hash of the seed and a document's number decides whether it is in the split "val", with
     probability ``validation``. None: 0.0005, but if too few tokens fall to "val" in this way, as in
@@ -155,16 +147,26 @@ def prepare_documents(
 
         def tokenise(share: float) -> tuple[PieceMaker, list[Path], Counter[str], int]:
             maker = PieceMaker(partial, tokenizer, seed, share)
-            tokens, number = Counter[str](), 0
-            paths = []
+            settings = {"facts": facts, "tokenizer": tokenizer.fingerprint(), "seed": seed}
+            journal = Journal(partial / JOURNAL, settings | {"share": share})
+            made = journal.begin(maker.is_whole)
+            paths = [partial / Path(one.file).name for one in made]
+            tokens = sum((Counter(one.tokens) for one in made), Counter[str]())
+            number = sum(one.documents for one in made)
+            after, read = (made[-1].after, made[-1].read) if made else (None, 0)
             with Progress(*columns, console=Console(stderr=True), disable=not progress) as bar:
-                task = bar.add_task(f"tokenising {folder.name}", total=total, tokens=0)
-                pieces = gather(documents())
+                task = bar.add_task(
+                    f"tokenising {folder.name}", total=total, completed=read, tokens=tokens.total()
+                )
+                documents = source.documents(after, read)
+                pieces = gather(documents, source.state, len(made), number)
                 for piece, (path, counts) in in_parallel(maker, pieces, workers):
                     paths.append(path)
                     tokens.update(counts)
-                    number += sum(document.ends for document in piece.documents)
-                    bar.update(task, completed=piece.documents[-1].read, tokens=tokens.total())
+                    ended, read = sum(d.ends for d in piece.documents), piece.documents[-1].read
+                    number += ended
+                    journal.add(Made(path.name, counts, ended, read, piece.after))
+                    bar.update(task, completed=read, tokens=tokens.total())
             return maker, paths, tokens, number
 
         maker, paths, tokens, number = tokenise(share)
@@ -182,8 +184,8 @@ def prepare_documents(
             wanted = f"such that some of the {number} documents are in split {split!r}"
             check(tokens[split] > 0, "validation", share, wanted)
         kept = "the end" if takes_end else share
-        facts = {**source, "documents": number, "validation": kept, "seed": seed}
-        write_dataset(folder, tokenizer, pieces, source=facts, shard_tokens=shard_tokens)
+        told = {**facts, "documents": number, "validation": kept, "seed": seed}
+        write_dataset(folder, tokenizer, pieces, source=told, shard_tokens=shard_tokens)
         shutil.rmtree(partial)
 
 
@@ -224,6 +226,12 @@ class PieceMaker:
                 np.savez(file, train=splits["train"], val=splits["val"])
             unfinished.replace(path)
         return path, {split: len(tokens) for split, tokens in splits.items()}
+
+    def is_whole(self, path: Path) -> bool:
+        try:
+            return bool(self.read(path))
+        except (DataError, OSError):
+            return False
 
     def read(self, path: Path) -> dict[str, np.ndarray]:
         try:

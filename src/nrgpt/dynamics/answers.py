@@ -13,8 +13,9 @@ from ..explore.server import Answer
 from ..model.network import Network
 from ..model.step import Extra
 from .altered import altered
+from .attention import attention_weights
 from .figures import token_label
-from .page import record_of
+from .page import record_of, rows
 from .regularise import Toward
 from .survey import survey
 from .trajectory import trajectory
@@ -25,7 +26,7 @@ MOST_STEPS = 1_000
 class Answers:
     """Of one model. Questions hold tokens and the page's settings."""
 
-    QUESTIONS = ("read", "roll", "landscape", "next")
+    QUESTIONS = ("read", "roll", "attention", "landscape", "next")
 
     def __init__(
         self,
@@ -65,6 +66,16 @@ class Answers:
         record = record_of(seen)
         numbers = {n for state in record["said"] for token in state for n in token}
         return record | {"texts": self.texts([*record["tokens"], *numbers])}
+
+    def attention(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Whom a token looks at: weights of the tokens that it sees, by step and head."""
+        model, idx, extra, steps = self.under(asked)
+        cfg, steps = model.cfg, model.check_steps(steps)
+        idx = idx[:, : whole(asked, "token", 0, idx.shape[1] - 1) + 1]
+        looks = steps + (cfg.block != "gpt")  # the last state looks too, unless there is no block
+        found = attention_weights(model, idx, steps=looks, extra=extra, last=True)[:, 0, :, 0]
+        is_strict = cfg.block == "nrgpt" and cfg.mask == "strict"
+        return {"heads": [rows(step) for step in (found[..., :-1] if is_strict else found)]}
 
     def landscape(self, asked: dict[str, Any]) -> dict[str, Any]:
         model, idx, extra, steps = self.under(asked)

@@ -58,11 +58,13 @@ def record_of(seen: Trajectory, sample: int = 0, tokens: int | None = None) -> d
     """Tokens, curves by name (states, tokens), and what the model would say."""
     part = (slice(None), sample, slice(tokens))
     watched = {energy_name(term): energy for term, energy in seen.energies.items()}
-    watched |= {name: getattr(seen, name) for name in ("force", "size", "entropy", "loss")}
+    watched |= {name: getattr(seen, name) for name in ("force", "size", "angle", "entropy", "loss")}
     curves = {name: rows(value[part]) for name, value in watched.items() if value is not None}
     idx = seen.idx[sample, :tokens].tolist()
     # A state has moved since the one before it; the first has not.
     curves["movement"] = [[None] * len(idx), *rows(seen.move[part])]
+    if seen.push is not None and bool(seen.push[part][:-1].any()):  # of the step that follows
+        curves["push"] = [*rows(seen.push[part][:-1]), [None] * len(idx)]
     top_tokens, chances = seen.said()
     targets = None
     if seen.targets is not None:

@@ -9,7 +9,7 @@ with the whole head at every step, which ``readouts=False`` leaves out.
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +18,8 @@ from torch import Tensor
 
 from ..check import check_choice
 from ..model.network import IGNORED_TARGET, Network
-from ..model.step import Extra, Plan
+from ..model.norm import Norm
+from ..model.step import Extra, Observation, Plan
 from .short import short
 
 if TYPE_CHECKING:
@@ -37,6 +38,11 @@ class Watched:
     """The sum as ``total``, then each term by name; empty with energies=False."""
     force: Tensor | None
     """||dE_A/dg_A||, the norm of the summed force of all terms; None with energies=False."""
+    angle: Tensor | None
+    """Degrees between the normalised token and the force that it feels: 0 where it rests. None with
+    energies=False."""
+    push: Tensor | None
+    """How far the safeguard moves the next state; None without one."""
     size: Tensor
     """||x||"""
     move: Tensor | None
@@ -234,18 +240,18 @@ def stream_trajectory(
         x, g_before = start, None
         for t in range(steps + 1):
             with precisely:  # left before each yield: it must not reach the caller
-                plan, found, force = plans.at(t), {}, None
+                plan, found, felt = plans.at(t), {}, Felt()
                 if energies:
                     assert isinstance(plan, Plan)
                     look = plan.observe(x, t, memory)
                     found, g = {"total": look.energy, **look.energies}, look.g
-                    force = look.force.norm(dim=-1).cpu()
+                    felt = Felt.of(look, x, norm)
                 else:
                     g = norm(x)
                 step = Step(
                     t=t,
                     energies={name: energy.cpu() for name, energy in found.items()},
-                    force=force,
+                    **felt._asdict(),
                     size=x.norm(dim=-1).cpu(),
                     move=None if g_before is None else (g - g_before).norm(dim=-1).cpu(),
                     **what_it_says(model, x, targets, top if readouts else 0),
@@ -255,6 +261,24 @@ def stream_trajectory(
             yield step
 
     return watch()
+
+
+class Felt(NamedTuple):
+    """What an energy does to tokens: fields of ``Watched``."""
+
+    force: Tensor | None = None
+    angle: Tensor | None = None
+    push: Tensor | None = None
+
+    @classmethod
+    def of(cls, look: Observation, x: Tensor, norm: Norm) -> "Felt":
+        force = look.force
+        pull = force if norm.gamma is None else norm.centred(norm.gamma * force)
+        seen = norm.centred(x)
+        cosine = F.cosine_similarity(pull, seen, dim=-1, eps=torch.finfo(x.dtype).tiny)
+        push = None if look.push is None else look.push.cpu()
+        angle = cosine.clamp(-1, 1).acos().rad2deg()
+        return cls(force.norm(dim=-1).cpu(), angle.cpu(), push)
 
 
 def what_it_says(

@@ -49,6 +49,23 @@ def mmlu_folder(folder: Path | None) -> Path | None:
     return folder
 
 
+def known_tasks(tasks: Sequence[str], include: Path | None = None) -> Any:
+    """lm-eval's manager of tasks, or an error if it is not installed, or does not know one."""
+    need("lm_eval", "--tasks")
+    from lm_eval.tasks import TaskManager
+
+    theirs = [task for task in tasks if not is_mmlu(task)]
+    for include_defaults in (False, True):  # listing all of the harness's own takes seconds
+        manager = TaskManager(include_path=include, include_defaults=include_defaults)
+        unknown = [task for task in theirs if task not in manager.all_tasks]
+        if not unknown:
+            return manager
+    raise ValueError(
+        f"--tasks {','.join(unknown)}: must be mmlu, mmlu_paper, mmlu_<subject>, or a task "
+        "that lm-eval knows (`lm_eval ls tasks` lists them)"
+    )
+
+
 def run_tasks(
     run: Run,
     tasks: Sequence[str],
@@ -58,27 +75,18 @@ def run_tasks(
     limit: int | None = None,
     mmlu: Path | None = None,
     include: Path | None = None,
+    manager: Any = None,
 ) -> TaskResults:
     """Run tasks of the harness on a model. ``limit`` is the largest number of questions per task,
-    ``mmlu`` a folder of MMLU's csv files, ``include`` a folder with more task files."""
-    need("lm_eval", "--tasks")
+    ``mmlu`` a folder of MMLU's csv files, ``include`` a folder with more task files; ``manager``
+    what ``known_tasks`` returned for the same."""
+    manager = manager or known_tasks(tasks, include)
     from lm_eval.evaluator import evaluate
-    from lm_eval.tasks import TaskManager
 
     from .harness import HarnessModel
 
     ours = [task for task in tasks if is_mmlu(task)]
     theirs = [task for task in tasks if not is_mmlu(task)]
-    for include_defaults in (False, True):  # listing all of the harness's own takes seconds
-        manager = TaskManager(include_path=include, include_defaults=include_defaults)
-        unknown = [task for task in theirs if task not in manager.all_tasks]
-        if not unknown:
-            break
-    if unknown:
-        raise ValueError(
-            f"--tasks {','.join(unknown)}: must be mmlu, mmlu_paper, mmlu_<subject>, or a task "
-            "that lm-eval knows (`lm_eval ls tasks` lists them)"
-        )
     model = HarnessModel(run, steps=steps, batch_size=batch_size)
     folder = mmlu_folder(mmlu) if ours else None
     subjects = subjects_of(ours, folder)

@@ -21,6 +21,7 @@ from ..dynamics.attention import attention_weights
 from ..interop.weights import align_memory, load_safetensors
 from ..kernels.loss import IGNORED_TARGET, plain_loss
 from ..model.network import Network
+from .adapters import with_adapters
 from .configuration import NRGPTConfig
 from .padding import Aligned, align
 from .past import NRGPTCache
@@ -210,6 +211,7 @@ class NRGPTPreTrainedModel(PreTrainedModel):
 class NRGPTModel(NRGPTPreTrainedModel):
     """Without a head: ``last_hidden_state`` is what the head would read."""
 
+    @with_adapters
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -240,6 +242,7 @@ class NRGPTForCausalLM(NRGPTPreTrainedModel, GenerationMixin):
         if model_kwargs.get("past_key_values") is None and generation_config.use_cache:
             model_kwargs["past_key_values"] = NRGPTCache(self.language_model.cfg.context)
 
+    @with_adapters
     def forward(
         self,
         input_ids: Tensor | None = None,

@@ -1,13 +1,18 @@
-"""Weights in 8 bits, by torchao.
+"""Weights in 8 or 4 bits, by torchao.
 
 torchao quantises ``nn.Linear`` modules, and ours are parameters. So each matrix of the blocks is
 first computed by an ``nn.Linear`` (lora.py), whose weight torchao then replaces. It is expanded
 once for all steps of a forward pass. Embeddings, norms and rates stay as they are.
+
+torchao rounds to 4 bits anywhere, but packs two of them into a byte for some GPUs and for ARM only;
+so what it has rounded is packed here.
 """
 
 from collections.abc import Collection
 from typing import Any, Literal, TypeVar, get_args
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..check import check_choice
@@ -15,8 +20,9 @@ from ..extras import need
 from .lora import ByLinear, as_linear
 
 Model = TypeVar("Model", bound=nn.Module)
-Kind = Literal["int8"]
-"""(torchao packs 4 bits for some GPUs only, which we have not tested.)"""
+Kind = Literal["int8", "int4"]
+GROUP = 32
+"""At most so many neighbours in a row share a scale and a zero, in 4 bits."""
 LEAST = 32
 """Rows and columns of a matrix that is worth it."""
 
@@ -25,20 +31,63 @@ def quantise(model: Model, kind: Kind = "int8", names: Collection[str] | None = 
     """Quantise the matrices of the blocks, or those of these names, in place, for inference."""
     check_choice("kind", kind, get_args(Kind))
     need("torchao", "quantise()", "quantise")
-    from torchao.quantization import Int8WeightOnlyConfig, quantize_
-
     chosen = matrices(model) if names is None else set(names)
     model.requires_grad_(False)
     as_linear(model, chosen)
-    quantize_(model, Int8WeightOnlyConfig())
     for module, name in linears(model):
         found: Any = module.parametrizations
         by = found[name]
-        if type(by[0].linear.weight) is nn.Parameter or type(by[0].linear.weight.data) is Tensor:
-            raise ValueError(f"torchao left {name} as it was: {kind} is not possible here")
+        by[0].linear = rounded(by[0].linear, kind, name)
         # The weight itself is needed for its type and device only.
         by.original = nn.Parameter(by.original.new_empty(0), requires_grad=False)
     return model
+
+
+def rounded(linear: nn.Linear, kind: Kind, name: str) -> nn.Module:
+    from torchao.quantization import Int8WeightOnlyConfig, IntxWeightOnlyConfig, quantize_
+    from torchao.quantization.granularity import PerGroup
+    from torchao.quantization.quant_primitives import MappingType
+
+    config: Any = Int8WeightOnlyConfig()
+    if kind == "int4":
+        config = IntxWeightOnlyConfig(
+            weight_dtype=getattr(torch, "int4"),  # noqa: B009  # its stubs do not know it
+            granularity=PerGroup(group(linear.in_features)),
+            mapping_type=MappingType.ASYMMETRIC,
+            scale_dtype=torch.bfloat16,
+        )
+    quantize_(linear, config, filter_fn=lambda module, path: True)
+    if type(linear.weight) is nn.Parameter or type(linear.weight.data) is Tensor:
+        raise ValueError(f"torchao left {name} as it was: {kind} is not possible here")
+    return Packed(linear.weight) if kind == "int4" else linear
+
+
+def group(columns: int) -> int:
+    """The largest group into which a row can be cut."""
+    return max(size for size in range(1, GROUP + 1) if columns % size == 0)
+
+
+class Packed(nn.Module):
+    """A linear map whose weights have 4 bits, two in a byte."""
+
+    def __init__(self, weight: Any):
+        """``weight`` as torchao has rounded it: numbers in -8 .. 7, scales and zeros by group."""
+        super().__init__()
+        self.shape = weight.shape
+        pairs = F.pad((weight.qdata + 8).flatten(), (0, weight.numel() % 2)).view(torch.uint8)
+        kept = {"pairs": pairs[::2] | pairs[1::2] << 4, "scale": weight.scale}
+        for name, value in (kept | {"zero": weight.zero_point}).items():
+            self.register_parameter(name, nn.Parameter(value.clone(), requires_grad=False))
+
+    def weight(self, dtype: torch.dtype) -> Tensor:
+        pairs, rows = self.get_parameter("pairs"), self.shape[0]
+        numbers = torch.stack([pairs & 15, pairs >> 4], dim=-1).flatten()[: self.shape.numel()]
+        grouped = numbers.view(rows, self.get_parameter("scale").shape[1], -1).to(dtype) - 8
+        zero, scale = (self.get_parameter(name).to(dtype)[..., None] for name in ("zero", "scale"))
+        return ((grouped - zero) * scale).view(self.shape)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight(x.dtype))
 
 
 def matrices(model: nn.Module) -> set[str]:

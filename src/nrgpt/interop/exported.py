@@ -3,11 +3,12 @@
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import load_file
 from torch import Tensor
 
-from ..data.tokenizer import FastTokenizer
+from ..data.tokenizer import FastTokenizer, SymbolTokenizer, Tokenizer
 from ..language_model import LanguageModel
 from ..model.config import ModelConfig
 from .weights import align_memory, check_folder
@@ -46,8 +47,23 @@ def files_of(folder: Path) -> list[str]:
     return sorted(set(json.loads(index.read_text())["weight_map"].values()))
 
 
-def read_tokenizer(folder: Path) -> FastTokenizer:
+def read_tokenizer(folder: Path) -> Tokenizer:
+    """Characters and ListOps' symbols come back as what they were exported from; all others are
+    read by the library ``tokenizers``."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise FileNotFoundError(f"{path}: there is no such file, and text needs a tokenizer")
-    return FastTokenizer(path.read_text(encoding="utf-8"))
+    text = path.read_text(encoding="utf-8")
+    return symbols_of(json.loads(text)) or FastTokenizer(text)
+
+
+def symbols_of(written: dict[str, Any]) -> SymbolTokenizer | None:
+    """The tokenizer that nrgpt.hf.tokenizer.symbols has written down, if it is one."""
+    try:
+        vocabulary, pattern = written["model"]["vocab"], written["pre_tokenizer"]["pattern"]
+        tokenizer = SymbolTokenizer(sorted(vocabulary, key=vocabulary.__getitem__))
+        is_ours = pattern == {"Regex": tokenizer.pattern.pattern}
+        is_ours &= written["model"]["type"] == "WordLevel" and tokenizer.number == vocabulary
+    except (KeyError, TypeError, AttributeError, ValueError):
+        return None
+    return tokenizer if is_ours else None

@@ -51,12 +51,14 @@ class Stack(NamedTuple):
 
 class Observation(NamedTuple):
     """Tokens in one state. Energies are (batch, tokens) and forces -dE/dg (batch, tokens, D), by
-    term; ``update`` is what a step adds to x."""
+    term; ``update`` is what a step adds to x, and ``push`` how much of it the safeguard does:
+    (batch, tokens), None without one."""
 
     g: Tensor
     energies: dict[str, Tensor]
     forces: dict[str, Tensor]
     update: Tensor
+    push: Tensor | None = None
 
     @property
     def energy(self) -> Tensor:
@@ -72,7 +74,9 @@ class Observation(NamedTuple):
             {name: value[rows, columns] for name, value in named.items()}
             for named in (self.energies, self.forces)
         )
-        return Observation(self.g[rows, columns], energies, forces, self.update[rows, columns])
+        push = None if self.push is None else self.push[rows, columns]
+        g, update = self.g[rows, columns], self.update[rows, columns]
+        return Observation(g, energies, forces, update, push)
 
 
 def stack_of(terms: Sequence[Planned]) -> Stack | None:

@@ -238,9 +238,12 @@ class Plan:
                 energies[name] = checked(energy, planned, g)
                 forces[name] = readout.on_g(force)
             update = self.rate.combined(self.completed(parts, forces), t, x, self.norm)
+            push = None
             if self.cone is not None:
-                update = self.cone(x, x + update, added(forces, self.like.dtype)) - x
-        return Observation(g, energies, forces, update)
+                wanted = x + update
+                kept = self.cone(x, wanted, added(forces, self.like.dtype))
+                update, push = kept - x, (kept - wanted).norm(dim=-1)
+        return Observation(g, energies, forces, update, push)
 
     def energies(
         self, x: Tensor, t: int | None = None, memory: Memory | None = None

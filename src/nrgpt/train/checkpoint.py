@@ -29,6 +29,8 @@ from torch.optim import Optimizer
 from ..files import fingerprint, flush, make_folder, open_ours, read_json
 
 FILES = ("model.safetensors", "optimiser.safetensors", "state.json")
+SHARD = re.compile(r"shards/[\w.-]+\.safetensors")
+"""Where torch.distributed.checkpoint has written, see sharded.py."""
 ASIDE = ("not-finite", "damaged")
 """What the names of checkpoints begin with that must not be used."""
 
@@ -58,16 +60,7 @@ def save_checkpoint(
         unfinished.mkdir()
         save_file(dict(weights), unfinished / "model.safetensors")
         save_file(dict(optimiser), unfinished / "optimiser.safetensors")
-        write_json(unfinished / "state.json", {"step": step, **state})
-        manifest = {name: fingerprint(unfinished / name) for name in FILES}
-        write_json(unfinished / "manifest.json", manifest)
-        for name in (*FILES, "manifest.json"):
-            flush(unfinished / name)
-        flush(unfinished)
-        if final.exists():  # and is damaged, as found above
-            shutil.rmtree(final)
-        unfinished.rename(final)
-        flush(folder)
+        seal(unfinished, final, {"step": step, **state})
     except (OSError, SafetensorError) as error:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise CheckpointError(
@@ -75,6 +68,21 @@ def save_checkpoint(
             "free some space and run the same command again"
         ) from error
     return final
+
+
+def seal(unfinished: Path, final: Path, state: Mapping[str, Any]) -> None:
+    """Finish a checkpoint whose tensors are there, and give it its name."""
+    write_json(unfinished / "state.json", state)
+    files = sorted(path for path in unfinished.rglob("*") if path.is_file())
+    manifest = {path.relative_to(unfinished).as_posix(): fingerprint(path) for path in files}
+    write_json(unfinished / "manifest.json", manifest)
+    for path in (*files, unfinished / "manifest.json", *{path.parent for path in files}):
+        flush(path)
+    flush(unfinished)
+    if final.exists():  # and is damaged, as its writer has found
+        shutil.rmtree(final)
+    unfinished.rename(final)
+    flush(final.parent)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -99,7 +107,9 @@ def fault_of(folder: Path) -> str | None:
     """What is wrong with a checkpoint, with the name of the file; None if it is intact."""
     try:
         manifest = read_json(folder / "manifest.json")
-        entries = {name: (manifest[name]["bytes"], manifest[name]["sha256"]) for name in FILES}
+        shards = [name for name in manifest if SHARD.fullmatch(name)]
+        names = [*shards, "state.json"] if shards else FILES
+        entries = {name: (manifest[name]["bytes"], manifest[name]["sha256"]) for name in names}
     except (OSError, ValueError, KeyError, TypeError) as error:
         return f"{folder / 'manifest.json'}: unreadable ({error!r})"
     for name, (size, sha256) in entries.items():

@@ -110,6 +110,10 @@ class TrainConfig:
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """How several processes share the work; fsdp also shards the weights."""
 
+    sharded: bool = False
+    """parallel="fsdp": every process writes and reads its own share of a checkpoint, for models
+    whose weights and optimiser state no process could hold as a whole."""
+
     log_every: int = 20
     eval_every: int = 250
     eval_batches: int = 20
@@ -157,6 +161,8 @@ class TrainConfig:
             f"False: block = {self.model.block!r} with rate = {self.model.rate!r} has no matrix "
             "eta that all steps share",
         )
+        idle = self.sharded and self.parallel != "fsdp"
+        check(not idle, "sharded", self.sharded, "False with parallel = 'ddp'")
         too_long = self.optimiser.warmup >= self.iterations
         check(not too_long, "optimiser.warmup", self.optimiser.warmup, "less than iterations")
 
@@ -164,7 +170,7 @@ class TrainConfig:
 BOOKKEEPING = {
     "iterations", "log_every", "eval_every", "eval_batches", "final_evaluation", "save_every",
     "keep", "nan_retries", "tensorboard", "wandb", "device", "compile", "graph",
-    "checkpoint_steps", "accumulation", "parallel",
+    "checkpoint_steps", "accumulation", "parallel", "sharded",
 }  # fmt: skip
 """Fields that may differ when a run is resumed: none of them changes what is being learned.
 (More iterations stretch the schedule of the learning rate; a message says so.)"""

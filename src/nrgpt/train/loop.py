@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from ..data.shards import Dataset
+from ..files import read_json
 from ..model.flops import flops_per_token
-from . import checkpoint
+from . import checkpoint, sharded
 from .config import TrainConfig
 from .data import Streams, check_vocabulary, keep_tokenizer, open_dataset, prepare_dataset
 from .distributed import World, world
@@ -35,7 +36,7 @@ from .result import write_result
 from .runs import check_config, read_result, write_config
 from .sources import weights_from
 from .speed import matrix_product_rate
-from .updates import Batch, Failure, choose_update
+from .updates import Batch, Failure, Plain, choose_update
 
 
 def train(cfg: TrainConfig, run: Path) -> dict[str, Any]:
@@ -256,13 +257,14 @@ class Trainer:
 
     def save(self, members: Sequence[Member]) -> None:
         for member in members:
+            state = dict(member.state, dataset=member.dataset.fingerprint)
+            if self.where.is_first:
+                state["metrics"] = member.report.metrics.keep()
+            if self.cfg.sharded and isinstance(self.update, Plain):
+                self.update.save_share(member.folder, self.step, state)
+                continue
             weights, optimiser = self.update.tensors(member.number)  # takes all processes
             if self.where.is_first:
-                state = {
-                    **member.state,
-                    "dataset": member.dataset.fingerprint,
-                    "metrics": member.report.metrics.keep(),
-                }
                 checkpoint.save_checkpoint(member.folder, self.step, weights, optimiser, state)
         if self.where.is_first:
             # Only now: killed between two members' saves, all must still share a checkpoint.
@@ -322,13 +324,16 @@ class Trainer:
         return max(map(checkpoint.number_of, checkpoint.checkpoints(member.folder)), default=-1)
 
     def load(self, member: Member, path: Path) -> None:
-        weights, optimiser, state = checkpoint.load_checkpoint(path)
+        state = read_json(path / "state.json")
         if state.get("dataset", member.dataset.fingerprint) != member.dataset.fingerprint:
             raise ValueError(
                 f"{member.dataset.folder} is not the dataset that {member.run} was trained on; "
                 "restore the dataset, or start another run"
             )
-        self.update.load(member.number, weights, optimiser)
+        if sharded.is_sharded(path) and isinstance(self.update, Plain):
+            self.update.load_share(path)
+        else:
+            self.update.load(member.number, *sharded.read_whole(path))
         member.kept_metrics = state.get("metrics")
         member.state = {key: state[key] for key in member.state}
         self.step, best = state["step"], state["best"]

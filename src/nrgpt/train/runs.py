@@ -14,17 +14,18 @@ from torch import Tensor
 
 from .. import zoo
 from ..check import from_dict
-from ..data.listops import read_expression, render
+from ..data.listops import as_written
 from ..data.shards import Dataset, TokenStream
-from ..data.tokenizer import SymbolTokenizer, Tokenizer, load_tokenizer
+from ..data.tokenizer import Tokenizer, load_tokenizer
 from ..files import Changed, read_json, read_sealed, sealed, unsealed, write_atomically
 from ..language_model import LanguageModel
 from ..model.registry import PLUGINS
-from .checkpoint import FILES, CheckpointError, checkpoints, fault_of, newest_valid, read_tensors
+from .checkpoint import CheckpointError, checkpoints, fault_of, newest_valid
 from .config import BOOKKEEPING, TrainConfig
 from .data import TOKENIZER, open_dataset, prepare_dataset
 from .overrides import known_names
 from .report import environment
+from .sharded import weights_of
 
 
 @dataclass(frozen=True, repr=False)
@@ -71,16 +72,10 @@ class Run:
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text. A ListOps expression may be written as people write it."""
-        tokenizer = self.tokenizer
-        if self.cfg.data.task == "listops" and isinstance(tokenizer, SymbolTokenizer):
-            return read_expression(text, tokenizer)
-        return tokenizer.encode(text)
+        return as_written(self.tokenizer).encode(text)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        tokenizer = self.tokenizer
-        if self.cfg.data.task == "listops" and isinstance(tokenizer, SymbolTokenizer):
-            return render(tokens, tokenizer)
-        return tokenizer.decode(tokens)
+        return as_written(self.tokenizer).decode(tokens)
 
 
 def load_run(folder: Path | str, step: int | None = None, *, device: str = "cpu") -> Run:
@@ -115,7 +110,7 @@ def read_steadily(
     for left in reversed(range(tries)):
         try:
             chosen, faults = choose(folder, step)
-            return chosen, faults, read_tensors(chosen / FILES[0])
+            return chosen, faults, weights_of(chosen)
         except (OSError, CheckpointError):
             there = [path.name for path in checkpoints(folder / "checkpoints")]
             if there == before or not left:  # nobody changes them: it is not a matter of timing

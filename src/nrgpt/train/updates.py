@@ -5,8 +5,9 @@ All three have the methods of ``Plain``, and the trainer in loop.py uses nothing
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from ..data.shards import to_device
 from ..language_model import LanguageModel
 from ..measure.loss import estimated_loss
-from . import checkpoint
+from . import checkpoint, sharded
 from .config import DataConfig, OptimiserConfig, TrainConfig
 from .data import Streams
 from .distributed import World, replicate, shard, synchronised
@@ -150,6 +151,15 @@ class Plain:
         """Load what ``tensors`` returned."""
         checkpoint.load_model_tensors(self.own, weights)
         checkpoint.load_optimiser_tensors(self.own, self.optimisers, state)
+        self.failure = None
+
+    def save_share(self, folder: Path, step: int, state: Mapping[str, Any]) -> None:
+        """Write what this process holds into a checkpoint of all."""
+        sharded.save(folder, step, self.own, self.optimisers, state, self.where)
+
+    def load_share(self, path: Path) -> None:
+        """Read what this process holds."""
+        sharded.load(path, self.own, self.optimisers, self.where)
         self.failure = None
 
 

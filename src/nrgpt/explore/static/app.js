@@ -133,8 +133,12 @@ function drawAttentions() {
   if (wanted === attended) return;
   attended = wanted;
   each("attention", async (host, see, panel) => {
-    const heads = await panel.source.attention?.(see.record, see.A, Math.round(see.t));
-    if (wanted === attended) drawAttention(host, see, heads ?? []);
+    try {
+      const heads = await panel.source.attention?.(see.record, see.A, Math.round(see.t));
+      if (wanted === attended) drawAttention(host, see, heads ?? []);
+    } catch (error) {
+      tell(error.message);
+    }
   });
 }
 

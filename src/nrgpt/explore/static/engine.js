@@ -446,9 +446,10 @@ class Roll {
     return from.rolled.slice(0, A).map(one => one.settled ?? one.shown[at]);
   }
 
-  // Whom token A attends to at step t: probabilities by head, over the tokens it sees.
+  // Whom token A attends to at step t: probabilities by head, over the tokens it sees. After the last
+  // of several blocks there is none that would look.
   attention(A, t) {
-    return this.look(this.rolled[A], A, t).p;
+    return this.model.blocks[t] || this.model.blocks.length === 1 ? this.look(this.rolled[A], A, t).p : [];
   }
 
   // Draw the next token from what the last one says; ``random`` gives numbers in [0, 1).

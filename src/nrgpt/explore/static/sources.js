@@ -155,6 +155,15 @@ class Remote extends Source {
     return alive() ? { ...found, settings } : null;
   }
 
+  // Of all steps at once, so that the slider of steps asks for nothing.
+  async attention(record, A, t) {
+    if (record.attended?.A !== A) {
+      const { tokens, settings } = record;
+      record.attended = { A, found: this.ask("attention", { tokens, settings, token: A }) };
+    }
+    return (await record.attended.found).heads[t] ?? [];
+  }
+
   async landscape({ tokens, settings }, token, alive) {
     const found = await this.ask("landscape", { tokens, settings, token });
     return alive() ? found : null;

@@ -1,0 +1,42 @@
+"""The documentation site, opened from a folder: `make docs` builds it."""
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SITE = ROOT / "out" / "site" / "index.html"
+
+
+def test_a_frame_does_a_workers_work(context, tmp_path):
+    """Browsers start no worker for a page from a folder, and the site's search runs in one."""
+    (tmp_path / "shim.js").write_text((ROOT / "docs" / "iframe-worker.js").read_text())
+    (tmp_path / "work.js").write_text("addEventListener('message', e => postMessage(2 * e.data))")
+    (tmp_path / "page.html").write_text("<body></body><script src='shim.js'></script>")
+    page = context.new_page()
+    page.goto((tmp_path / "page.html").as_uri())
+    answers = page.evaluate("""async () => {
+      const worker = new Worker(new URL("work.js", location)), found = [];
+      const done = new Promise(resolve => worker.addEventListener("message", ({ data }) => {
+        if (found.push(data) === 2) resolve(found);
+      }));
+      worker.postMessage(3);
+      worker.postMessage(4);
+      return done;
+    }""")
+    assert answers == [6, 8]
+
+
+@pytest.mark.skipif(not SITE.exists(), reason="no site: make docs")
+def test_the_sites_search_finds_something(context):
+    page, complaints = context.new_page(), []
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto(SITE.as_uri())
+    page.click("label.md-header__button[for=__search]") if page.viewport_size["width"] < 960 else (
+        page.click("input.md-search__input")
+    )
+    page.keyboard.type("certificate", delay=20)
+    page.wait_for_selector(".md-search-result__item a", timeout=20_000)
+    found = page.locator(".md-search-result__item a").all_inner_texts()
+    assert any("certificate" in text.lower() for text in found)
+    assert complaints == []
