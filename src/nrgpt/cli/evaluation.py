@@ -48,10 +48,14 @@ def evaluate(
     ] = "gpt2",
     seed: Annotated[int, Option(help="--metrics: seed for sampling.")] = 0,
     tasks: Annotated[
-        str | None, Option(help="Tasks of lm-eval: mmlu,mmlu_paper,lambada_openai,...")
+        str | None,
+        Option(help="Benchmarks: blimp,piqa,mmlu,... or any task of lm-eval."),
     ] = None,
     mmlu: Annotated[
         Path | None, Option(help="MMLU's csv files; default $NRGPT_MMLU, else the Hub.")
+    ] = None,
+    task_data: Annotated[
+        Path | None, Option(help="The benchmarks' files; default $NRGPT_TASKS, else the Hub.")
     ] = None,
     include: Annotated[Path | None, Option(help="--tasks: a folder with more task files.")] = None,
     limit: Annotated[int | None, Option(min=1, help="--tasks: most questions per task.")] = None,
@@ -69,7 +73,7 @@ def evaluate(
     names = list(dict.fromkeys(name for name in (tasks or "").split(",") if name))
     if tasks is not None:
         logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it reports every default
-        manager = known_tasks(names, include)
+        manager = known_tasks(names, include, task_data)
         if any(map(is_mmlu, names)):
             mmlu_folder(mmlu)
     common = {"checkpoint": loaded.step, "steps": loaded.model.check_steps(steps)}
