@@ -40,7 +40,8 @@ def test_energies_and_forces_of_each_term(mask, coupling, feedforward, options):
     model = randomised(cfg)
     w = make_weights(model)
     g = torch.randn(3, 7, cfg.width, dtype=torch.float64)
-    _, energies, forces, _ = model.energy_block.plan().observe(g, 0)
+    look = model.energy_block.plan().observe(g, 0)
+    energies, forces = look.energies, look.forces
     for name, energy in model.energies(g).items():
         assert relative(energy, energies[name]) < 1e-12
     expected = {
