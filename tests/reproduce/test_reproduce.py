@@ -11,9 +11,21 @@ import pytest
 from typer.testing import CliRunner
 
 from nrgpt.cli import app
-from nrgpt.reproduce import common, energy, flops, listops, records, tables, training
+from nrgpt.reproduce import (
+    common,
+    energy,
+    flops,
+    listops,
+    records,
+    sensitivity,
+    shakespeare,
+    tables,
+    training,
+    variants,
+)
 from nrgpt.reproduce.fit import find_transition, interpolated
 from nrgpt.train.faults import DIVERGED, INTERRUPTED, Interrupt, TrainingError
+from nrgpt.train.runs import differences
 from nrgpt.train.speed import counted_flops_per_token
 from tests.cases import TINY, tiny
 from tests.runs import debug
@@ -80,12 +92,14 @@ def test_a_level_that_is_never_or_always_reached_is_not_made_up():
 
 def test_listops_has_the_papers_sizes():
     cases = listops.cases("paper")
-    assert len(cases) == 16 * 4 * 2 * 2 * 3
+    assert len(cases) == 16 * 5 * 2 * 2 * 3
     assert len({case.name for case in cases}) == len(cases)
     cfg = cases[0].cfg
     assert (cfg.model.steps, cfg.model.heads, cfg.iterations, cfg.batch) == (5, 1, 100_000, 64)
     assert {c.cfg.model.width for c in cases} >= {8, 51, 256}
     assert {c.cfg.data.listops.modulus for c in cases} == {10, 20}
+    assert {c.cfg.model.feedforward for c in cases} == {"ff1", "ff2w", "ff2"}
+    assert all(c.cfg.model.coupling == "full" for c in cases if c.cfg.model.block == "nrgpt")
     ours = {case.cfg.model.width for case in listops.cases("ours")}
     assert len(ours) == 15
     assert min(ours) == 8
@@ -325,3 +339,67 @@ def test_seconds_of_training_leave_out_compilation_and_disturbance():
     timed = common.with_seconds([*entries, {"step": 2, "val_loss": 1.0}], cfg)
     found = [entry["seconds"] for entry in timed]
     assert found == pytest.approx([1, 2, 3, 4, 5, 6.2, 7.2, 7.2], abs=2e-3)
+
+
+def test_sensitivity_changes_one_hyperparameter_at_a_time(tmp_path):
+    cases = [case for case in shakespeare.cases("paper", 1) if case.labels["part"] == "sensitivity"]
+    of_ff2w = [c for c in cases if c.labels["model"] == "nrgpt_ff2w" and c.cfg.model.width == 128]
+    usual = of_ff2w[0].cfg
+    assert len(of_ff2w) == 1 + 3 + 2 + 2 + 2  # learning rates, heads, steps, hidden sizes
+    for case in of_ff2w[1:]:
+        assert len(differences(usual, case.cfg)) == 1, case.name
+    of_gpt = {c.cfg.model.steps for c in cases if c.labels["model"] == "gpt"}
+    assert of_gpt == {8}
+    assert {case.cfg.model.width for case in cases} == {64, 128, 256}
+
+
+def test_the_spread_of_losses_is_over_configurations():
+    def row(loss, lr=1e-3, heads=1, seed=0):
+        return {
+            "case": f"{lr}-{heads}-{seed}", "model": "gpt", "width": 64, "heads": heads, "lr": lr,
+            "steps": 8, "hidden_factor": 4, "iterations": 5, "seed": seed,
+            "val_loss_full_best": loss,
+        }  # fmt: skip
+
+    rows = [
+        *(row(loss, seed=seed) for seed, loss in enumerate((1.4, 1.6))),
+        *(row(loss, heads=2, seed=seed) for seed, loss in enumerate((1.6, 1.6))),
+        *(row(loss, lr=1e-4, seed=seed) for seed, loss in enumerate((2.0, 2.2))),
+        {"case": "diverged", "error": "..."},
+    ]
+    assert sensitivity.of_configurations(rows) == pytest.approx([1.5, 1.6, 2.1])
+    *_, line, _, last = sensitivity.spread_table(rows, "paper").splitlines()
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    expected = ["1.5000", "0.1000", "0.6000", "0.2625", "0.6000", "0.1000", "-", "-"]
+    assert cells[4:] == expected
+    assert "diverged" in last
+
+
+def test_variants_end_to_end(tmp_path):
+    some = ("ff2w", "no-norm-psd", "shared")
+    cases = [c for c in variants.cases(quick=True, seeds=1) if c.labels["variant"] in some]
+    assert {case.labels["task"] for case in cases} == {"listops", "shakespeare"}
+    cases = tiny([c for c in cases if c.labels["task"] == "listops"], TINY_LISTOPS)
+    (file,) = variants.reproduce(cases, tmp_path / "to")
+    rows = {row["variant"]: row for row in common.read_rows(tmp_path / "to")}
+    assert rows["shared"]["certificate"]
+    assert rows["shared"]["rises_within"] == 0
+    assert not rows["ff2w"]["certificate"]
+    assert 0 <= rows["ff2w"]["rises"] <= 1
+    for variant in some:
+        assert variants.VARIANTS[variant][0] in file.read_text()
+    with pytest.raises(ValueError, match="the paper trains none of these"):
+        variants.cases("paper")
+
+
+def test_all_of_it_from_records(tmp_path, monkeypatch):
+    """Without training: the records that are there, and FLOPs."""
+    cases = tiny([c for c in listops.cases(quick=True, seeds=1) if "steps-ff2w" in c.name][:1])
+    monkeypatch.chdir(tmp_path)
+    listops.reproduce(tiny(cases, TINY_LISTOPS), tmp_path / "experiments" / "listops")
+    table = tmp_path / "experiments" / "listops" / "transitions.md"
+    table.unlink()
+    result = CliRunner().invoke(app, ["reproduce", "paper"])
+    assert result.exit_code == 0, result.output
+    assert "too few sizes" in table.read_text()
+    assert (tmp_path / "experiments" / "flops" / "flops.md").exists()

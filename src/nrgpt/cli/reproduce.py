@@ -1,6 +1,7 @@
 """nrgpt reproduce: the paper's figures and tables."""
 
 import dataclasses
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +14,7 @@ from ..reproduce import flops as flops_study
 from ..reproduce import listops as listops_study
 from ..reproduce import shakespeare as shakespeare_study
 from ..reproduce import text as text_study
+from ..reproduce import variants as variants_study
 from ..reproduce.training import train_pack
 from ..train.config import DataConfig
 from ..train.data import prepare_dataset
@@ -25,6 +27,9 @@ reproduce_app = typer.Typer(
     no_args_is_help=True,
 )
 app.add_typer(reproduce_app, name="reproduce")
+
+QUICK_TOKENS = 3_840
+"""Training tokens of text, in tiny."""
 
 Judge = Annotated[
     str, Option(help="Causal LM, name or folder, for the perplexity of texts; or none.")
@@ -156,10 +161,61 @@ def text(
         if data is None and not shared.quick:
             raise ValueError("--data: name a dataset prepared by `nrgpt data text` or `data hub`")
         data = data or prepare_dataset(DataConfig(task="shakespeare"))
-        tokens = 3_840 if shared.quick else tokens
+        tokens = QUICK_TOKENS if shared.quick else tokens
         cases = text_study.cases(data, shared.recipe, shared.seeds or 1, tokens, shared.quick)
     options = {"held_out": held_out, "mmlu": mmlu, "throughput": throughput}
     shared.carry_out(text_study, cases, **options, **shared.with_texts(judge))
+
+
+@reproduce_app.command(context_settings=FREE_FORM)
+@with_options_of(Shared)
+def variants(shared: Shared) -> None:
+    """Variants of the energy, the norm, eta and the start, on ListOps and Shakespeare: losses,
+    steps that raise an energy, speed."""
+    seeds = shared.seeds or (1 if shared.quick else 3)
+    shared.carry_out(variants_study, variants_study.cases(shared.recipe, seeds, shared.quick))
+
+
+STUDIES: dict[str, Any] = {
+    "listops": listops_study,
+    "energy": energy_study,
+    "shakespeare": shakespeare_study,
+    "shakespeare_table": shakespeare_study,
+    "text": text_study,
+    "variants": variants_study,
+}
+"""By the folder of their records in experiments/."""
+
+
+@reproduce_app.command()
+def paper(quick: Quick = False) -> None:
+    """All of it. Makes every figure and table from the records in experiments/, without training.
+
+    --quick trains every study in tiny instead, in the paper's form, and writes to out/.
+    """
+    began = time.perf_counter()
+    for name, study in STUDIES.items():
+        texts: dict[str, Any] = {}
+        if study in (shakespeare_study, text_study):
+            texts = {"judge": None, "quick": quick}
+        to, cases = folder(name, None, quick), []
+        if quick and name != "shakespeare_table":  # there, a part of shakespeare
+            cases = quick_cases(study)
+        elif quick or not (to / "results.jsonl").exists():
+            continue
+        screen.rule(name)
+        show(study.reproduce(cases, to, plots_only=not quick, **texts))
+    screen.rule("flops")
+    show(flops_study.reproduce(folder("flops", None, quick)))
+    screen.print(f"all of it took {time.perf_counter() - began:,.0f} s")
+
+
+def quick_cases(study: Any) -> list[Any]:
+    """In the paper's form, except for what it does not have; one seed."""
+    if study is text_study:
+        data = prepare_dataset(DataConfig(task="shakespeare"))
+        return text_study.cases(data, "paper", 1, QUICK_TOKENS, True)
+    return study.cases("ours" if study is variants_study else "paper", 1, True)
 
 
 @reproduce_app.command(hidden=True)

@@ -1,5 +1,6 @@
-"""Shakespeare's characters: losses against parameters, the table of best configurations, whether
-models overfit in long training, and our recipe for NRGPT and for baselines."""
+"""Shakespeare's characters: losses against parameters, how much they depend on hyperparameters, the
+table of best configurations, whether models overfit in long training, and our recipe for NRGPT and
+for baselines."""
 
 import itertools
 import statistics
@@ -14,23 +15,17 @@ from ..dynamics.figures import new_figure, save
 from ..measure.loss import split_loss
 from ..train.distributed import device_named
 from ..train.overrides import replace
-from ..train.presets import GRIDS, MODELS, PRESETS
+from ..train.presets import GRIDS, MODELS, PRESETS, SHAKESPEARE_ROWS
 from ..train.runs import load_run
 from ..train.speed import autocast
 from . import tables, texts
 from .common import Case, carry_out, suffix_of
+from .compared import COLOURS, TITLES, in_order
 from .records import Record, read
+from .sensitivity import CONFIGURATION, sensitivity_figure, spread_table, variations
+from .sensitivity import WIDTHS as SENSITIVE_WIDTHS
 from .tables import Column, Row, grouped, means, of_first, spread, spread_of, write_text
 
-TITLES = {
-    "gpt": "GPT",
-    "rgpt": "RGPT",
-    "rgpt_parallel": "RGPT-parallel",
-    "nrgpt_ff1": "NRGPT FF1",
-    "nrgpt_ff2w": "NRGPT FF2W",
-    "nrgpt_certified": "NRGPT, certified",
-}
-COLOURS = dict(zip(TITLES, ("black", "C7", "C3", "C0", "C1", "C2"), strict=True))
 WIDTHS: tuple[int, ...] = GRIDS["shakespeare"]["model.width"]
 RATES: tuple[float, ...] = GRIDS["shakespeare"]["optimiser.lr"]
 
@@ -81,9 +76,12 @@ def cases(recipe: str = "ours", seeds: int = 3, quick: bool = False) -> list[Cas
     def plan(part: str, kind: str, changes: Mapping[str, Any], rate: str = "") -> None:
         cfg = replace(PRESETS[f"shakespeare_{kind}{suffix}"](), {**PRECISION, **changes})
         if quick:  # every part and model, two widths of each, all of them tiny
-            if part == "scaling" and cfg.model.width not in (64, 128):
+            shown = {"scaling": (64, 128), "sensitivity": (64,)}.get(part, (cfg.model.width,))
+            if cfg.model.width not in shown:
                 return
+            steps = 2 if cfg.model.steps == 3 else 3  # so that they differ
             cfg = replace(cfg, {**QUICK, "model.width": 16 if cfg.model.width <= 64 else 32})
+            cfg = replace(cfg, {"model.steps": steps})
         labels = {"part": part, "recipe": recipe, "model": kind}
         name = f"{part}-{recipe}-{kind}-w{cfg.model.width}{rate}"
         found.extend(Case(name, cfg, labels).with_seeds(seeds))
@@ -91,13 +89,15 @@ def cases(recipe: str = "ours", seeds: int = 3, quick: bool = False) -> list[Cas
     rates: dict[str, dict[str, Any]] = {"": {}}
     if recipe == "paper":
         rates = {f"-lr{lr:g}": {"optimiser.lr": lr} for lr in RATES}
-    for kind in MODELS:
+    for kind in (kind for kind in MODELS if kind in SHAKESPEARE_ROWS):
         for width, rate in itertools.product(WIDTHS, rates):
             changes = {"model.width": width, **SCALING[recipe], **rates[rate]}
             plan("scaling", kind, changes, rate)
         plan("long", kind, LONG[recipe])
         if recipe == "paper":
             plan("table", kind, {})
+            for width, (name, change) in itertools.product(SENSITIVE_WIDTHS, variations(kind)):
+                plan("sensitivity", kind, {"model.width": width, **change}, name)
     for size, widths in OURS.items() if recipe == "ours" else ():
         for kind, width in widths.items():
             certified = LEARNED_ALPHA if kind == "nrgpt_certified" else {}
@@ -114,6 +114,7 @@ def measure(case: Case, run: Path, record: Record, *, quick: bool) -> Row:
         with autocast(case.cfg, torch.device(device)):
             loss = split_loss(best.model, best.dataset(verify=False).tokens("val")).loss
     row: Row = {"val_loss_full_best": loss, "val_loss_full_best_step": best.step}
+    row["hidden_factor"] = case.cfg.model.hidden_factor
     if case.labels["model"] == "nrgpt_certified":
         row["certificate"] = bool(best.model.certificate())
     if case.labels["part"] == "table" or case.labels["part"].startswith("ours"):
@@ -139,6 +140,9 @@ def reproduce(
         if part == "long":
             figure = overfitting_figure(own, read(to))
             files += save(figure, to / f"overfitting-{recipe}", ("png",))
+        if part == "sensitivity":
+            files += save(sensitivity_figure(own, recipe), to / f"sensitivity-{recipe}", ("png",))
+            files.append(write_text(to / f"spread-{recipe}.md", spread_table(own, recipe)))
         files.append(write_text(to / f"{part}-{recipe}.md", loss_table(own, part, recipe)))
     return files
 
@@ -175,12 +179,6 @@ def scaling_figure(rows: Sequence[Row], recipe: str) -> Any:
     axis.legend(frameon=False)
     figure.suptitle(f"Shakespeare, recipe: {recipe}")
     return figure
-
-
-def in_order(groups: dict[tuple[Any, ...], list[Row]]) -> list[tuple[tuple[Any, ...], list[Row]]]:
-    """Groups whose first label is a model, in the order of TITLES."""
-    order = list(TITLES).index
-    return sorted(groups.items(), key=lambda group: (order(group[0][0]), *group[0][1:]))
 
 
 def best_configurations(rows: Sequence[Row]) -> list[Row]:
@@ -230,6 +228,7 @@ def loss_table(rows: Sequence[Row], part: str, recipe: str) -> str:
         "model": lambda own: TITLES[own[0]["model"]],
         "D": of_first("{width}"),
         **{name: of_first(f"{{{name}}}") for name in ("heads", "steps", "lr", "iterations")},
+        **({"hidden": of_first("{hidden_factor}D")} if part == "sensitivity" else {}),
         "tied": of_first("{parameters_tied:,}"),
         "untied": of_first("{parameters_untied:,}"),
         **tables.LOSSES,
@@ -239,7 +238,8 @@ def loss_table(rows: Sequence[Row], part: str, recipe: str) -> str:
         ),
         **texts.metric_columns(measured),
     }
-    groups = grouped(rows, "model", "width", "heads", "steps", "lr", "iterations")
+    fields = [name for name in CONFIGURATION if name != "hidden_factor" or part == "sensitivity"]
+    groups = grouped(rows, *fields)
     context = {row["val_loss_full_least_context"] for row in rows if "error" not in row}
     said = (
         f"# Shakespeare, {part}, recipe: {recipe}\n\nLosses in nats, mean ± standard deviation "

@@ -3,19 +3,17 @@ the paper's own run would cost."""
 
 import dataclasses
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from ..data.shards import Dataset
-from ..dynamics.figures import new_figure, save
-from ..evaluate.mmlu import ask, introduction, pooled, standard_error, subjects_of
+from ..dynamics.figures import save
+from ..evaluate.mmlu import ask, introduction, subjects_of
 from ..evaluate.samples import first_words
-from ..measure.listops import Score
 from ..measure.loss import SplitLoss, bits_of_text, split_loss
 from ..train.distributed import device_named
 from ..train.metrics import read_metrics
@@ -25,6 +23,8 @@ from ..train.runs import load_run
 from ..train.speed import autocast
 from . import tables, texts
 from .common import Case, Measure, carry_out, put_rows, run_folder, suffix_of, usual_speed
+from .curves import curves
+from .mmlu import all_questions, mmlu_table
 from .records import Record, put, read
 from .tables import Column, Row, grouped, markdown, of_first, spread, write_text
 from .training import screen
@@ -32,13 +32,14 @@ from .training import screen
 ROWS = {
     "GPT": "owt_gpt",
     "RGPT-parallel": "owt_rgpt_parallel",
+    "NRGPT FF1": "owt_nrgpt_ff1",
     "NRGPT FF2W": "owt_nrgpt_ff2w",
     "RGPT-parallel, as many parameters": "owt_rgpt_parallel_equal_parameters",
     "NRGPT FF2W, as many parameters": "owt_nrgpt_ff2w_equal_parameters",
 }
-"""The rows of the paper's tables: three of equal width, and two with as many (tied) parameters as
-GPT."""
-COLOURS = dict(zip(ROWS, ("black", "C3", "C1", "C3", "C1"), strict=True))
+"""The rows of the paper's tables, three of equal width and two with as many (tied) parameters as
+GPT; and FF1, which the tables leave out."""
+COLOURS = dict(zip(ROWS, ("black", "C3", "C0", "C1", "C3", "C1"), strict=True))
 
 BATCH = 16
 """Sequences of an update, a thirtieth of the paper's: with tens of millions of tokens, more updates
@@ -166,46 +167,12 @@ def reproduce(
     files = []
     for (recipe,) in grouped(rows, "recipe"):
         own = [row for row in rows if row["recipe"] == recipe]
-        files += save(curves(own, read(to)), to / f"losses-{recipe}", ("png",))
+        files += save(curves(own, read(to), COLOURS), to / f"losses-{recipe}", ("png",))
         files.append(write_text(to / f"table-{recipe}.md", loss_table(own, recipe)))
         files.append(write_text(to / f"samples-{recipe}.md", side_by_side(own)))
+        if any("mmlu" in row for row in own):
+            files.append(write_text(to / f"mmlu-{recipe}.md", mmlu_table(own, QUESTIONS)))
     return [*files, write_text(to / "full_run.md", full_run(rows, throughput))]
-
-
-def curves(rows: Sequence[Row], records: Mapping[str, Record]) -> Any:
-    """Losses against tokens, FLOPs and seconds: estimates on validation data, and faintly the
-    losses of the batches, which are the same for all models."""
-    figure = new_figure(13, 4)
-    axes = figure.subplots(1, 3, sharey=True)
-    first = {model: own[0] for (model,), own in grouped(rows, "model").items()}
-    for row in rows:
-        if "error" in row:
-            continue
-        entries = records[row["case"]].read("metrics.jsonl")
-        style = "--" if "as many" in row["model"] else "-"
-        for key, look in (
-            ("val_loss", {"marker": "o", "markersize": 3}),
-            ("loss", {"alpha": 0.3, "linewidth": 0.8}),
-        ):
-            own = [entry for entry in entries if key in entry]
-            losses = [entry[key] for entry in own]
-            shares = np.array([entry["step"] / row["iterations"] for entry in own])
-            seconds = [entry["seconds"] for entry in own]
-            xs = (shares * row["tokens"], shares * row["training_flops"], seconds)
-            label = row["model"] if row is first[row["model"]] and key == "val_loss" else None
-            for axis, x in zip(axes, xs, strict=True):
-                axis.plot(x, losses, style, color=COLOURS[row["model"]], label=label, **look)
-    losses = [loss for line in axes[0].lines for loss in line.get_ydata()]
-    if losses:  # without limits, the first updates (11 nats) would take up all the room
-        axes[0].set_ylim(min(losses) - 0.1, min(losses) + 3)
-    names = ("tokens", "FLOPs of training", "seconds of training")
-    for axis, name in zip(axes, names, strict=True):
-        axis.set(xlabel=name)
-        axis.grid(alpha=0.25)
-    axes[0].set_ylabel("loss (nats; faint: of the batches)")
-    if first:
-        axes[0].legend(frameon=False)
-    return figure
 
 
 def loss_table(rows: Sequence[Row], recipe: str) -> str:
@@ -228,7 +195,7 @@ def loss_table(rows: Sequence[Row], recipe: str) -> str:
     columns["training FLOPs"] = of_first("{training_flops:.3g}")
     columns["seconds"] = of_first("{seconds:,.0f}")
     if any("mmlu" in row for row in rows):
-        columns["MMLU ± standard error (chance: 25 %)"] = mmlu_of
+        columns["MMLU, % ± standard error (chance: 25)"] = all_questions
     columns |= texts.metric_columns(measured)
     seen = " or ".join(f"{tokens:,}" for tokens in sorted({row["tokens"] for row in rows}))
     said = (
@@ -246,15 +213,6 @@ def loss_table(rows: Sequence[Row], recipe: str) -> str:
 def held_out_of(rows: Sequence[Row]) -> str:
     losses = [row["held_out"]["loss"] for row in rows if "held_out" in row]
     return spread(losses) if losses else "-"
-
-
-def mmlu_of(rows: Sequence[Row]) -> str:
-    """Over the answers of all seeds."""
-    asked = [row["mmlu"]["overall"] for row in rows if "mmlu" in row]
-    if not asked:
-        return "-"
-    score = pooled([Score(one["correct"], one["total"]) for one in asked])
-    return f"{100 * score.accuracy:.1f} ± {100 * standard_error(score):.1f} %"
 
 
 def side_by_side(rows: Sequence[Row]) -> str:

@@ -18,6 +18,7 @@ from .overrides import replace
 MODELS: dict[str, dict[str, Any]] = {
     "nrgpt_ff1": {"block": "nrgpt", "feedforward": "ff1"},
     "nrgpt_ff2w": {"block": "nrgpt", "feedforward": "ff2w"},
+    "nrgpt_ff2": {"block": "nrgpt", "feedforward": "ff2"},
     "gpt": {"block": "gpt"},
     "rgpt": {"block": "rgpt"},
     "rgpt_parallel": {"block": "rgpt_parallel"},
@@ -54,6 +55,7 @@ trained do next to no harm (experiments/descent)."""
 RELEASED_KINDS = {
     "nrgpt_ff1": "NRGPT_H_FF1",
     "nrgpt_ff2w": "NRGPT_H_FF2W",
+    "nrgpt_ff2": "NRGPT_H_FF2",
     "gpt": "GPT",
     "rgpt": "GPT_Rec",
     "rgpt_parallel": "GPT_Rec_parallel",
@@ -308,6 +310,9 @@ RECIPES: dict[str, tuple[Any, ...]] = {
     "listops_nrgpt_ff2w": (listops, "nrgpt_ff2w", ""),
     "listops_nrgpt_ff2w_paper": (listops, "nrgpt_ff2w", "paper"),
     "listops_nrgpt_ff2w_released": (listops, "nrgpt_ff2w", "released"),
+    "listops_nrgpt_ff2": (listops, "nrgpt_ff2", ""),
+    "listops_nrgpt_ff2_paper": (listops, "nrgpt_ff2", "paper"),
+    "listops_nrgpt_ff2_released": (listops, "nrgpt_ff2", "released"),
     "listops_gpt": (listops, "gpt", ""),
     "listops_gpt_paper": (listops, "gpt", "paper"),
     "listops_gpt_released": (listops, "gpt", "released"),
