@@ -16,8 +16,8 @@ import traceback
 
 import torch
 
-import nrgpt.cli.commands  # loaded before the first fork
 from nrgpt.cli import main
+from nrgpt.cli.commands import app
 
 
 def be_rank(job, number, port):
@@ -73,6 +73,7 @@ def run(job):
 
 
 if __name__ == "__main__":
+    assert app  # all that a training needs is loaded before the first fork
     torch.set_num_threads(1)
     for line in sys.stdin:
         print(json.dumps(run(json.loads(line))), flush=True)

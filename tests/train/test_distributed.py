@@ -151,7 +151,8 @@ def test_every_process_writes_its_share(run, alone, tmp_path):
 def test_compiled_models_learn_the_same_under_ddp(run, alone, tmp_path):
     """What DDP changes is how the graph is cut, which needs no C++ compiler."""
     options = (*SHORT, "model.steps=2")
-    quick = "import torch, functools as f; torch.compile = f.partial(torch.compile, backend='aot_eager')"
+    quick = "import functools, torch\n"
+    quick += "torch.compile = functools.partial(torch.compile, backend='aot_eager')"
     run(2, *options, "compile=true", "--to", "two", before=quick)
     assert largest_difference(weights(alone(*options)), weights(tmp_path / "two")) < 1e-5
 
