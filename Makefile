@@ -5,7 +5,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 INSTALL := $(PIP) --constraint constraints.txt
 READY := .venv/.ready
 
-.PHONY: demo test faults test-pages bench docs format lock audit clean release-check
+.PHONY: demo test faults kernels test-pages bench docs format lock audit clean release-check
 
 demo: .venv/.demo
 	$(BIN)/python examples/demo.py
@@ -20,6 +20,12 @@ test: $(READY)
 # Thousands of faults (half an hour on two cores); the tests have a short form of them.
 faults: $(READY)
 	NRGPT_FAULTS=long $(BIN)/pytest tests/faults
+
+# The Triton kernels on a CPU, by Triton's interpreter: in a folder of its own, since torch's builds
+# for CPUs do without triton's 290 MB.
+kernels: $(READY)
+	test -d .venv/triton || $(PIP) --no-deps --target .venv/triton "triton>=3.6"
+	PYTHONPATH=.venv/triton $(BIN)/pytest -n 0 tests/kernels/test_interpreted.py
 
 # The explorer at every width, in light and dark; out/pages has pictures to look at.
 test-pages: $(READY)

@@ -97,6 +97,9 @@ def test_an_existing_dataset_is_never_overwritten(tmp_path):
     with pytest.raises(FileExistsError, match="a exists already; delete it first"):
         write(tmp_path / "a", train[::-1])
     assert np.array_equal(Dataset.open(tmp_path / "a").tokens("train").read(0, 1000), train)
+    (tmp_path / "home").mkdir()  # which nobody is advised to delete
+    with pytest.raises(FileExistsError, match="home exists already and is no dataset; choose"):
+        write(tmp_path / "home")
 
 
 def test_a_second_process_in_the_same_folder_is_refused(tmp_path):

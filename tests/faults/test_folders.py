@@ -69,6 +69,7 @@ def test_damaged_files(trained, tmp_path, faults, many, kind):
         assert seen(run) == expected
 
 
+@pytest.mark.draws
 def test_links_lead_nowhere(trained, tmp_path, faults, many):
     """In place of every file and folder that a training writes or removes."""
     data = f"data.folder={next((trained / 'data').iterdir())}"

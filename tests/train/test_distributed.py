@@ -1,8 +1,9 @@
-"""Several processes on one machine, as torchrun starts them."""
+"""Several processes on one machine. Most are forked (ranks.py); some are started by torchrun."""
 
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,32 +13,73 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from nrgpt.train import loop
 from nrgpt.train.checkpoint import newest_valid
 from nrgpt.train.distributed import seconds_to_wait
+from nrgpt.train.metrics import read_metrics
 from nrgpt.train.runs import load_run
 from nrgpt.train.sharded import read_whole
-from tests.processes import finished, output_of, started, wait_for
-from tests.runs import wait_for_step
+from tests.processes import ROOT, environment, finished, output_of, patience, started, wait_for
+from tests.runs import debug, wait_for_step
 
 SHORT = (
-    "debug",
-    "iterations=12",
-    "eval_every=12",
-    "save_every=6",
-    "log_every=1",
-    "model.dropout=0",
-)
+    "iterations=12", "eval_every=12", "save_every=6", "log_every=1", "model.dropout=0",
+    "data.listops.test=5",
+)  # fmt: skip
+CONSTANT = (
+    "eval_every=12", "log_every=1", "model.dropout=0", "optimiser.decay=constant",
+    "data.listops.test=5",
+)  # fmt: skip
+"""For runs of several parts: the schedule does not depend on where a part ends."""
+
+
+@pytest.fixture(scope="module")
+def forks():
+    """A process that has loaded the package, and forks others for each job."""
+    command = [sys.executable, "-m", "tests.train.ranks"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with started(command, cwd=ROOT, env=environment(), **pipes) as process:
+        yield process
+
+
+@pytest.fixture
+def run(forks, tmp_path):
+    """Run `nrgpt train debug ...` in several processes; returns what they have said."""
+
+    def run(processes, *arguments, code=0, before="", **variables):
+        job = {
+            "processes": processes, "arguments": ["train", "debug", *arguments], "before": before,
+            "folder": str(tmp_path), "environment": dict(os.environ) | variables,
+            "seconds": patience(),
+        }  # fmt: skip
+        forks.stdin.write(json.dumps(job) + "\n")
+        forks.stdin.flush()
+        answer = forks.stdout.readline()  # it ends its processes, when their time is over
+        said = "".join((tmp_path / f"rank{i}.txt").read_text() for i in range(processes))
+        assert code in json.loads(answer), (answer, said[-3000:])
+        assert (set(json.loads(answer)) == {0}) == (code == 0), (answer, said[-3000:])
+        return said
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The folder of what one process learns; each is trained once."""
+    folder, done = tmp_path_factory.mktemp("alone"), {}
+
+    def alone(*options):
+        if options not in done:
+            done[options] = folder / str(len(done))
+            loop.train(debug(*options), done[options])
+        return done[options]
+
+    return alone
 
 
 def torchrun(processes, *arguments):
     start = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    return [sys.executable, *start, "-m", "nrgpt", "train", *arguments]
-
-
-def run(*command, code=0):
-    done = finished(command)
-    assert (done.returncode == 0) == (code == 0), done.stderr[-3000:]
-    return done
+    return [sys.executable, *start, "-m", "nrgpt", "train", "debug", *arguments]
 
 
 def weights(folder):
@@ -55,58 +97,48 @@ def largest_difference(a, b):
 @pytest.mark.parametrize(
     "options", [("optimiser.name=adamw",), ("accumulation=2", "model.block=gpt")]
 )
-def test_any_number_of_processes_learns_the_same(tmp_path, parallel, options):
+def test_any_number_of_processes_learns_the_same(run, alone, parallel, options, tmp_path):
     """Two processes see the global batch that one sees: equal weights, up to rounding."""
-    run(sys.executable, "-m", "nrgpt", "train", *SHORT, *options, "--to", "one")
-    run(*torchrun(2, *SHORT, *options, f"parallel={parallel}", "--to", "two"))
-    assert largest_difference(weights(tmp_path / "one"), weights(tmp_path / "two")) < 1e-5
-    one, two = (json.loads((tmp_path / r / "result.json").read_text()) for r in ("one", "two"))
-    assert abs(one["val_loss_full"] - two["val_loss_full"]) < 1e-5
+    run(2, *SHORT, *options, f"parallel={parallel}", "--to", "two")
+    one, two = alone(*SHORT, *options), tmp_path / "two"
+    assert largest_difference(weights(one), weights(two)) < 1e-5
+    loss = [json.loads((r / "result.json").read_text())["val_loss_full"] for r in (one, two)]
+    assert abs(loss[0] - loss[1]) < 1e-5
 
 
-def test_a_run_goes_on_with_other_numbers_of_processes(tmp_path):
+def test_a_run_goes_on_with_other_numbers_of_processes(run, alone, tmp_path):
     """One, then two, then four: the same batches in the same order, so the same weights."""
-    options = ("debug", "eval_every=12", "save_every=4", "log_every=1", "model.dropout=0")
-    decay = "optimiser.decay=constant"  # the schedule must not depend on where a part ends
-    run(sys.executable, "-m", "nrgpt", "train", *options, decay, "iterations=12", "--to", "one")
-    part = [*options, decay, "final_evaluation=false", "--to", "many"]
-    run(sys.executable, "-m", "nrgpt", "train", *part, "iterations=6")
-    run(*torchrun(2, *part, "iterations=8"))
-    done = run(*torchrun(4, *part, "iterations=12"))
-    assert "(iteration 8)" in done.stdout
-    assert largest_difference(weights(tmp_path / "one"), weights(tmp_path / "many")) < 1e-5
-    losses = [
-        [
-            json.loads(line).get("loss")
-            for line in (tmp_path / r / "metrics.jsonl").read_text().splitlines()
-        ]
-        for r in ("one", "many")
-    ]
-    for one, many in zip(*([x for x in own if x is not None] for own in losses), strict=True):
-        assert abs(one - many) < 1e-5
+    options = (*CONSTANT, "save_every=4")
+    loop.train(debug(*options, "final_evaluation=false", "iterations=6"), tmp_path / "many")
+    part = (*options, "final_evaluation=false", "--to", "many")
+    done = finished(torchrun(2, *part, "iterations=8"))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "(iteration 8)" in run(4, *part, "iterations=12")
+    one, many = alone(*options, "iterations=12"), tmp_path / "many"
+    assert largest_difference(weights(one), weights(many)) < 1e-5
+    losses = [[x["loss"] for x in read_metrics(r) if "loss" in x] for r in (one, many)]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+    assert len(losses[0]) == 12
 
 
-def test_every_process_writes_its_share(tmp_path):
+def test_every_process_writes_its_share(run, alone, tmp_path):
     """torch.distributed.checkpoint: two processes, stopped and gone on, learn what one would have
     learned. One alone can read it all, and damage is found."""
-    options = ("debug", "eval_every=12", "save_every=3", "log_every=1", "model.dropout=0")
-    options = (*options, "optimiser.decay=constant", "optimiser.name=adamw")
-    run(sys.executable, "-m", "nrgpt", "train", *options, "iterations=12", "--to", "one")
+    options = (*CONSTANT, "save_every=3", "optimiser.name=adamw")
     shares = ("parallel=fsdp", "sharded=true", "--to", "many")
-    part = [*options, *shares, "final_evaluation=false"]
-    run(*torchrun(2, *part, "iterations=6"))
+    run(2, *options, *shares, "final_evaluation=false", "iterations=6")
     newest, _ = newest_valid(tmp_path / "many" / "checkpoints")
     names = sorted(path.name for path in (newest / "shards").iterdir())
     assert [name[:11] for name in names] == ["shard-00001", "shard-00002"]
     assert sum("optimiser/" in name for name in load_file(newest / "shards" / names[1])) > 0
-    done = run(*torchrun(2, *options, *shares, "iterations=12"))
-    assert "(iteration 6)" in done.stdout
+    assert "(iteration 6)" in run(2, *options, *shares, "iterations=12")
+    one = alone(*options, "iterations=12")
     loaded = load_run(tmp_path / "many").model.state_dict()
-    assert largest_difference(weights(tmp_path / "one"), loaded) < 1e-5
+    assert largest_difference(weights(one), loaded) < 1e-5
     newest, faults = newest_valid(tmp_path / "many" / "checkpoints")
     assert newest.name == "step-00000012"
     assert not faults
-    mine, theirs = read_whole(newest), read_whole(newest_valid(tmp_path / "one" / "checkpoints")[0])
+    mine, theirs = read_whole(newest), read_whole(newest_valid(one / "checkpoints")[0])
     assert largest_difference(mine[1], theirs[1]) < 1e-4
     with (newest / "shards" / names[0]).open("r+b") as file:
         file.seek(-4, os.SEEK_END)
@@ -116,33 +148,50 @@ def test_every_process_writes_its_share(tmp_path):
     assert f"{names[0]}: its contents have changed" in faults[0]
 
 
-def test_compiled_models_learn_the_same_under_ddp(tmp_path):
-    run(sys.executable, "-m", "nrgpt", "train", *SHORT, "model.steps=2", "--to", "one")
-    run(*torchrun(2, *SHORT, "model.steps=2", "compile=true", "--to", "two"))
-    assert largest_difference(weights(tmp_path / "one"), weights(tmp_path / "two")) < 1e-5
+def test_compiled_models_learn_the_same_under_ddp(run, alone, tmp_path):
+    """What DDP changes is how the graph is cut, which needs no C++ compiler."""
+    options = (*SHORT, "model.steps=2")
+    quick = "import functools, torch\n"
+    quick += "torch.compile = functools.partial(torch.compile, backend='aot_eager')"
+    run(2, *options, "compile=true", "--to", "two", before=quick)
+    assert largest_difference(weights(alone(*options)), weights(tmp_path / "two")) < 1e-5
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_a_signal_to_one_process_stops_all_and_they_go_on(tmp_path, parallel):
-    arguments = (
-        "debug",
-        "iterations=400",
-        "model.dropout=0.1",
-        f"parallel={parallel}",
-        "log_every=5",
-    )
-    with started(torchrun(2, *arguments, "--to", "run"), stderr=subprocess.PIPE) as agent:
+AT_20 = """
+import os, signal
+from nrgpt.train import loop
+advance = loop.Trainer.advance
+def stopped(self):
+    found = advance(self)
+    if self.step == 20 and self.where.rank == 1:
+        os.kill(os.getpid(), signal.{})
+    return found
+loop.Trainer.advance = stopped
+"""
+
+
+def test_a_signal_to_one_process_stops_all_and_they_go_on(run, tmp_path):
+    options = (*SHORT[1:], "parallel=fsdp", "model.dropout=0.1", "--to", "run")
+    said = run(2, *options, "iterations=100", before=AT_20.format("SIGTERM"), code=75)
+    assert "saved at iteration 20" in said
+    newest, faults = newest_valid(tmp_path / "run" / "checkpoints")
+    assert newest.name == "step-00000020"
+    assert not faults
+    assert "(iteration 20)" in run(2, *options, "iterations=22")
+
+
+def test_a_signal_to_one_process_of_torchrun(run, tmp_path):
+    arguments = ("parallel=ddp", "log_every=5", "data.listops.test=5", "--to", "run")
+    with started(torchrun(2, *arguments, "iterations=100000"), stderr=subprocess.PIPE) as agent:
         wait_for_step(tmp_path / "run", 20, agent)
         os.kill(worker_of(agent, rank=1), signal.SIGTERM)
         _, said = output_of(agent)
-    assert b"saved at iteration" in said
+    (stopped_at,) = set(re.findall(r"saved at iteration (\d+)", said.decode()))
     newest, faults = newest_valid(tmp_path / "run" / "checkpoints")
-    assert newest is not None
+    assert newest.name == f"step-{int(stopped_at):08d}"
     assert not faults
-    stopped_at = int(newest.name.removeprefix("step-"))
-    assert 20 <= stopped_at < 400
-    done = run(*torchrun(2, *arguments, "iterations=420", "--to", "run"))
-    assert f"(iteration {stopped_at})" in done.stdout
+    said = run(2, *arguments, f"iterations={int(stopped_at) + 2}")
+    assert f"(iteration {stopped_at})" in said
 
 
 def worker_of(agent, rank):
@@ -158,22 +207,12 @@ def worker_of(agent, rank):
     return wait_for(found, agent, f"the worker of rank {rank}")
 
 
-def test_a_rank_that_stands_still_does_not_hold_the_others(tmp_path, monkeypatch):
-    monkeypatch.setenv("NRGPT_TIMEOUT", "5")
-    arguments = ("debug", "iterations=100000", "log_every=5", "--to", "run")
-    pipes = {"stderr": subprocess.PIPE, "text": True}
-    with started(torchrun(2, *arguments), **pipes) as agent:
-        wait_for_step(tmp_path / "run", 20, agent)
-        still = worker_of(agent, rank=1)
-        os.kill(still, signal.SIGSTOP)
-        lines = []
-        while not any("had no answer from another one" in line for line in lines[-1:]):
-            lines.append(agent.stderr.readline())
-            assert lines[-1], "".join(lines)
-        os.kill(still, signal.SIGKILL)  # torchrun would wait half a minute for it
-        output_of(agent)
-    assert "process 0 had no answer" in lines[-1]
-    assert "NRGPT_TIMEOUT = 5 seconds" in lines[-1]
+def test_a_rank_that_stands_still_does_not_hold_the_others(run, tmp_path):
+    seconds = f"{patience() / 20:g}"
+    arguments = ("iterations=100000", "log_every=5", "--to", "run")
+    said = run(2, *arguments, before=AT_20.format("SIGSTOP"), code=6, NRGPT_TIMEOUT=seconds)
+    assert "process 0 had no answer" in said
+    assert f"NRGPT_TIMEOUT = {seconds} seconds" in said
     assert newest_valid(tmp_path / "run" / "checkpoints")[0] is not None
 
 
@@ -185,9 +224,8 @@ def test_a_time_limit_that_is_none(monkeypatch):
 
 
 NAN_ON_ONE = """
-import os, sys
+import os
 from nrgpt.train.updates import Plain
-from nrgpt.cli import main
 original = Plain.gradients
 def gradients(self, batch):
     loss, norm = original(self, batch)
@@ -196,41 +234,30 @@ def gradients(self, batch):
         open("bad", "w").close()
     return (loss * float("nan") if bad else loss), norm
 Plain.gradients = gradients
-sys.argv = ["nrgpt", "train", "debug", "iterations=12", "save_every=6", "--to", "run"]
-main()
 """
 
 
-def test_a_nan_in_one_process_sends_all_back(tmp_path):
-    script = tmp_path / "nan.py"
-    script.write_text(NAN_ON_ONE)
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = run(*start, str(script))
-    assert "back to iteration 6, learning rate x 0.5" in done.stderr
+def test_a_nan_in_one_process_sends_all_back(run, tmp_path):
+    said = run(2, *SHORT, "--to", "run", before=NAN_ON_ONE)
+    assert "back to iteration 6, learning rate x 0.5" in said
     assert json.loads((tmp_path / "run" / "result.json").read_text())["rollbacks"] == 1
     assert all(torch.isfinite(w).all() for w in weights(tmp_path / "run").values())
 
 
-def test_a_batch_that_cannot_be_shared_is_refused():
-    done = run(*torchrun(2, "debug", "batch=7", "--to", "run"), code=1)
-    assert "batch = 7: must be a multiple of 2 processes x accumulation = 1" in done.stderr
+def test_a_batch_that_cannot_be_shared_is_refused(run):
+    said = run(2, "batch=7", "--to", "run", code=2)
+    assert "batch = 7: must be a multiple of 2 processes x accumulation = 1" in said
 
 
 OTHER_FOLDERS = """
-import os, sys
+import os
 from nrgpt.train import checkpoint
-from nrgpt.cli import main
 found = checkpoint.checkpoints
 checkpoint.checkpoints = lambda f: [] if os.environ["RANK"] == "1" else found(f)
-sys.argv = ["nrgpt", "train", "debug", "iterations=12", "--to", "run"]
-main()
 """
 
 
-def test_nodes_that_do_not_share_the_folder_say_so(tmp_path):
-    run(*torchrun(2, "debug", "iterations=6", "--to", "run"))
-    script = tmp_path / "other.py"
-    script.write_text(OTHER_FOLDERS)
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = run(*start, str(script), code=1)
-    assert "all nodes must see the same run folder" in done.stderr
+def test_nodes_that_do_not_share_the_folder_say_so(run, tmp_path):
+    loop.train(debug(*SHORT[1:], "iterations=6"), tmp_path / "run")
+    said = run(2, *SHORT, "--to", "run", before=OTHER_FOLDERS, code=2)
+    assert "all nodes must see the same run folder" in said

@@ -68,6 +68,7 @@ def test_another_configuration_is_refused_and_bookkeeping_is_not(tmp_path):
     assert loop.train(debug("iterations=15", "log_every=5"), tmp_path / "run")["step"] == 15
 
 
+@pytest.mark.draws
 def test_the_run_folder_holds_what_it_should(tmp_path):
     result = loop.train(debug("tensorboard=true"), tmp_path / "run")
     names = {path.name for path in (tmp_path / "run").iterdir()}

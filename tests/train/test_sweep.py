@@ -185,6 +185,11 @@ def test_impossible_proposals_are_passed_over_and_counted(tmp_path, capsys):
     assert "not possible" in said
     with pytest.raises(ValueError, match="heads = 3: must be a divisor"):
         run("model.heads=int(3,3)", folder=tmp_path / "t", trials=2)
+    # What was wrong was something else, and the corrected command begins anew.
+    with pytest.raises(ValueError, match=r"no trial was possible: .*warmup = 50: must be less"):
+        run("model.heads=int(1,5)", "optimiser.warmup=50", folder=tmp_path / "t", trials=8)
+    assert not (tmp_path / "t").exists()
+    assert len(run("model.heads=int(1,2)", folder=tmp_path / "t", trials=1)) == 1
 
 
 @pytest.mark.parametrize(

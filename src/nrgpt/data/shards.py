@@ -58,7 +58,8 @@ def token_format(tokenizer: Tokenizer) -> dict[str, Any]:
 
 def refuse_existing(folder: Path) -> None:
     if folder.exists():
-        raise FileExistsError(f"{folder} exists already; delete it first, or choose another folder")
+        ours = "; delete it first, or" if (folder / MANIFEST).is_file() else " and is no dataset;"
+        raise FileExistsError(f"{folder} exists already{ours} choose another folder")
 
 
 @contextlib.contextmanager

@@ -27,9 +27,7 @@ def export_run(
     to = to.absolute()
     is_empty = to.is_dir() and not any(to.iterdir())
     if os.path.lexists(to) and not is_empty:
-        raise FileExistsError(
-            f"{to} exists and is not an empty folder; choose another, or delete it"
-        )
+        raise FileExistsError(f"{to} exists and is not an empty folder; choose another")
     loaded = run if isinstance(run, Run) else load_run(Path(run), step)
     wrapper = wrapped(loaded.model)
     tokenizer = fast_tokenizer(

@@ -35,7 +35,7 @@ from .report import Report
 from .result import write_result
 from .runs import check_config, read_result, write_config
 from .sources import weights_from
-from .speed import matrix_product_rate
+from .speed import rate_of_this_machine
 from .updates import Batch, Failure, Plain, choose_update
 
 
@@ -68,7 +68,8 @@ def train_packed(cfgs: Sequence[TrainConfig], runs: Sequence[Path]) -> list[dict
             torch.use_deterministic_algorithms(True)
             stack.callback(torch.use_deterministic_algorithms, False)
         left = Trainer(cfgs, runs, where, interrupt).fit()
-        gc.collect()  # frees GPU memory of recorded updates before the next runs
+        if where.device.type == "cuda":
+            gc.collect()  # frees memory of recorded updates before the next runs
     for member in left:
         interrupt.heed()
         train(member.cfg, member.run)
@@ -158,7 +159,7 @@ class Trainer:
         cfg = self.cfg
         together = cfg.batch // (cfg.accumulation * self.where.size)
         self.flops = flops_per_token(cfg.model, batch=together)
-        self.peak = matrix_product_rate(self.where.device, cfg.precision)
+        self.peak = rate_of_this_machine(self.where.device, cfg.precision)
         try:
             if self.step == 0:
                 self.save(self.running)

@@ -6,6 +6,7 @@ stopped, even in the middle of a trial, proposes the same again and goes on as i
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +55,18 @@ def search(
     try:
         with locked(folder / "lock", keep=True):
             study = open_study(name, url_of(folder / DATABASE))
-            return trials_of(study, choices, carry_out, seed, trials, shared=False)
+            rows = trials_of(study, choices, carry_out, seed, trials, shared=False)
+            nothing_was_possible = all(row.get("impossible") for row in rows)
+            if nothing_was_possible:  # a corrected command must not find these trials done
+                (folder / DATABASE).unlink()
     except InUse as error:
         said = f"{folder} is in use by process {error.holder}; wait for it, or use --storage URL"
         raise TrainingError(said, code=5) from None
+    if nothing_was_possible:
+        (folder / "lock").unlink(missing_ok=True)
+        with suppress(OSError):  # it holds something else
+            folder.rmdir()
+    return rows
 
 
 def trials_of(

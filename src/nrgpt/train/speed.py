@@ -1,5 +1,6 @@
 """Precision and compilation, PyTorch's count of FLOPs, and how fast this machine multiplies."""
 
+import functools
 import time
 from contextlib import nullcontext
 from typing import Any
@@ -48,6 +49,10 @@ def matrix_product_rate(device: torch.device, precision: str) -> float:
         wait()
         seconds.append(time.perf_counter() - start)
     return 2 * size**3 / min(seconds)
+
+
+rate_of_this_machine = functools.cache(matrix_product_rate)
+"""The same, measured once in a process: the runs of a sweep need not wait for it again."""
 
 
 DEEP = 24

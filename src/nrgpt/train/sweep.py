@@ -181,7 +181,7 @@ def run_search(
     rows = search(name, choices, carry_out, folder, seed=cfg.seed, trials=trials, storage=storage)
     impossible = [row["error"] for row in rows if row.get("impossible")]
     if impossible and len(impossible) == len(rows):
-        raise ValueError(impossible[0])
+        raise ValueError("no trial was possible: " + "; ".join(dict.fromkeys(impossible)))
     if impossible:
         screen.print(f"{len(impossible)} of {len(rows)} trials were impossible: {impossible[0]}")
     return rows
