@@ -56,9 +56,18 @@ function drawSettings() {
   if (!info.recorded)
     rows.push(html("button", { type: "button", onclick: () => { chosen.settings[active] = { ...DEFAULTS }; drawSettings(); compute(); } }, "As trained"));
   $("settings").replaceChildren(...rows);
-  $("which").replaceChildren(...(panels.length < 2 ? [] : panels.map((_, i) => html("button", {
-    type: "button", "aria-pressed": String(i === active), onclick: () => { active = i; drawSettings(); drawLand(); },
-  }, "AB"[i]))));
+  for (const host of document.querySelectorAll(".which"))
+    host.replaceChildren(...(panels.length < 2 ? [] : panels.map((_, i) => html("button", {
+      type: "button", "aria-pressed": String(i === active), onclick: () => { activate(i); host.children[i].focus(); },
+    }, "AB"[i]))));
+}
+
+// Which of two models the sliders and the landscape are about.
+function activate(number) {
+  active = number;
+  drawModels();
+  drawSettings();
+  drawLand();
 }
 
 // A slider may move faster than a text can roll: only its last place counts.
@@ -74,6 +83,7 @@ function drawModels() {
   const panel = panels[0], { info } = panel;
   $("model").replaceChildren(...data.models.map(({ name }, i) => html("option", { value: i }, name)));
   $("model").value = chosen.models[active] ?? 0;
+  $("model-of").textContent = panels.length > 1 ? `Model ${"AB"[active]}` : "Model";
   $("examples").replaceChildren(...(info.examples ?? []).map(text => html("button", {
     type: "button", onclick: () => { stop(); setText(text); compute(); },
   }, text.trim() || "(new line)")));
@@ -177,7 +187,8 @@ function listen() {
   for (const host of document.querySelectorAll(".save"))
     for (const kind of ["svg", "png"])
       host.append(html("button", { type: "button", "aria-label": `Save as ${kind.toUpperCase()}: ${host.dataset.of}`, onclick: () => {
-        const drawn = host.dataset.of.split(" ").flatMap(id => [...$(id).querySelectorAll("svg")]);
+        const drawn = host.dataset.of.split(" ").flatMap(id => (id === "says"
+          ? panels.filter(panel => panel.record).map(panel => pictureOfSays(panel.see())) : [...$(id).querySelectorAll("svg")]));
         drawn.forEach((one, i) => save(one, `nrgpt-${host.dataset.of.split(" ")[0]}${i ? `-${i + 1}` : ""}`, kind));
       } }, kind.toUpperCase()));
   const surface = $("surface");
