@@ -8,6 +8,7 @@ from urllib.parse import parse_qs, quote, urlsplit
 
 import pytest
 
+import nrgpt
 from nrgpt import zoo
 from nrgpt.cli.commands import explore as command
 from nrgpt.explore.models import for_page
@@ -229,6 +230,7 @@ def test_an_energy_beside_none(chromium, tmp_path):
         assert said == ["max", "max"]  # max(4,median(1,5,3),2) = max(4,3,2) = 4
         assert shown.page.locator("#attention svg").count() == 2
         assert shown.page.locator("#says table").count() == 2
+        assert "the other model has none" in shown.page.inner_text("#stage-about")
         curves = "panels.map(p => Object.keys(p.record.curves))"
         assert "energy" in shown.run(curves)[0]
         assert "energy" not in shown.run(curves)[1]
@@ -237,11 +239,20 @@ def test_an_energy_beside_none(chromium, tmp_path):
             assert shown.page.locator("#stage svg").count() == 2
         assert shown.page.locator("#survey").is_disabled()
         assert shown.page.locator("#land-none").is_visible()
-        assert "the other model has none" in shown.page.inner_text("#stage-about")
         shown.page.click(".which button >> nth=0")
         assert not shown.page.locator("#survey").is_disabled()
         assert not shown.page.locator("#land-none").is_visible()
         assert shown.page.input_value("#model") == "0"
+
+
+def test_a_recording_shows_what_it_has(chromium, tmp_path):
+    """No text to type, no model to change, and no landscape unless it was surveyed."""
+    seen = nrgpt.load("zoo:listops_settled", device="cpu").trajectory("max(4,2) =")
+    with Shown(chromium, seen.page(tmp_path / "seen.html").as_uri()) as shown:
+        assert shown.page.locator("#stage .token text").all_text_contents()[:3] == ["max", "(", "4"]
+        assert shown.page.locator("#says thead th").count() == 8  # five words
+        for hidden in ("#text", "#generate", "#settings", "#survey", "#map"):
+            assert not shown.page.locator(hidden).is_visible()
 
 
 def test_it_goes_on_writing(file, chromium):

@@ -89,8 +89,10 @@ function drawModels() {
   }, text.trim() || "(new line)")));
   $("text").readOnly = Boolean(info.recorded);
   const isRecorded = Boolean(info.recorded);  // the model is not in the page
-  for (const id of ["generate", "compare", "examples"]) $(id).hidden = isRecorded;
+  for (const id of ["generate", "compare", "examples", "text", "text-label", "survey"]) $(id).hidden = isRecorded;
   for (const id of ["settings", "attention"]) $(id).closest("section").hidden = isRecorded;
+  $("survey").closest("section").hidden = isRecorded && !info.recorded.landscape;
+  $("says").closest("section").classList.toggle("wide", isRecorded);
   $("compare").setAttribute("aria-pressed", String(panels.length > 1));
   const where = data.models.some(m => !m.engine && !m.recorded) ? "by Python on this machine" : info.recorded ? "beforehand, by Python" : "in this page, by a small engine in JavaScript";
   $("where").textContent = where;
