@@ -94,8 +94,8 @@ function drawModels() {
   $("survey").closest("section").hidden = isRecorded && !info.recorded.landscape;
   $("says").closest("section").classList.toggle("wide", isRecorded);
   $("compare").setAttribute("aria-pressed", String(panels.length > 1));
-  const where = data.models.some(m => !m.engine && !m.recorded) ? "by Python on this machine" : info.recorded ? "beforehand, by Python" : "in this page, by a small engine in JavaScript";
-  $("where").textContent = where;
+  const places = panels.map(({ info }) => (info.engine ? "in this page, by a small engine in JavaScript" : info.recorded ? "beforehand, by Python" : "by Python on this machine"));
+  $("where").textContent = [...new Set(places)].join(", and ");
 }
 
 // Panels for the chosen models; the text changes only if a model cannot read the old one.

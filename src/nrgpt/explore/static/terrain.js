@@ -30,7 +30,7 @@ function shades(grid, range) {
 }
 
 function drawMap(host, see, land) {
-  const colours = theme(), width = host.clientWidth, height = Math.min(440, width + 40);
+  const colours = theme(), width = Math.max(200, host.clientWidth), height = Math.min(440, width + 40);
   const side = Math.min(width - 70, height - 76), box = { left: 56, right: 56 + side, top: 28, bottom: 28 + side };
   const far = land.axis.at(-1), count = land.axis.length, range = extent(land.energy.flat());
   const x = linear([-far, far], [box.left, box.right]), y = linear([-far, far], [box.bottom, box.top]);

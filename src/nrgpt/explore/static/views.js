@@ -71,7 +71,7 @@ function drawStage(host, see) {
 function drawHeat(host, see, isChange) {
   const { record, label, A } = see, { tokens, steps } = record, table = chosenOf(see), colours = theme();
   const texts = tokens.map(token => visible(label(token))), wide = texts.some(text => [...text].length > 1);
-  const width = host.clientWidth, least = wide ? 44 : 17, rows = steps + 1;
+  const width = Math.max(220, host.clientWidth), least = wide ? 44 : 17, rows = steps + 1;
   const lines = Math.ceil(tokens.length / Math.max(1, Math.floor((width - 34) / least)));
   const perLine = Math.ceil(tokens.length / lines), tall = Math.max(3, Math.min(11, 150 / rows));
   const cell = Math.max(least, Math.min(1.6 * least, (width - 34) / perLine));
