@@ -24,7 +24,7 @@ SECONDS, REST = 5.0, 0.35
 STYLE = """
   text { font-family: ui-monospace, Menlo, Consolas, monospace; fill: #8a8f98 }
   .letter { font-size: 22px; font-weight: 600; fill: #c2410c; text-anchor: middle }
-  .axis { font: 12px ui-sans-serif, system-ui, sans-serif }
+  .axis { font: 15px ui-sans-serif, system-ui, sans-serif }
   .trail { stroke: #8a8f98; stroke-opacity: .35 }
   @media (prefers-color-scheme: dark) { .letter { fill: #ff8a5c } }
   @media (prefers-reduced-motion: reduce) { .letter, .trail { animation: none !important } }

@@ -10,7 +10,14 @@ FORMULA = re.compile(
     r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL
 )  # as pymdownx.arithmatex leaves them
 
+PRIME = re.compile(r"<msup>(<mi>[^<]*</mi>)<mi>(&#x0203[2-4];)</mi></msup>")
 LONG = 40
+
+
+def on_page_markdown(text: str, page: Any, **about: Any) -> str:
+    if page.file.src_path == "README.md":  # alone under its tab: room for its commands instead
+        page.meta["hide"] = ["navigation"]
+    return text
 
 
 def on_page_content(text: str, **about: Any) -> str:
@@ -20,7 +27,10 @@ def on_page_content(text: str, **about: Any) -> str:
 def to_mathml(found: re.Match[str]) -> str:
     display = "block" if found[2] == "[" else "inline"
     formula = re.sub(r"\\mathbb (\w)", r"\\mathbb{\1}", html.unescape(found[3]))
-    drawn = convert(formula, display=display)
+    # A prime is raised already: as an exponent it would be raised and shrunk once more.
+    drawn = PRIME.sub(
+        r"<mrow>\1<mo lspace='0' rspace='0'>\2</mo></mrow>", convert(formula, display=display)
+    )
     if display == "block":
         return f'<div class="formula">{drawn}</div>'
     # A browser breaks no formula: a long one must be able to scroll on a narrow screen.

@@ -9,6 +9,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, overload
 
@@ -21,6 +22,7 @@ from .data.listops import as_written
 from .data.tokenizer import Tokenizer, start_of_text
 from .decode.decoder import CacheKind
 from .decode.generate import Sampling, stream
+from .dynamics.figures import token_label
 from .dynamics.trajectory import Trajectory, trajectory
 from .interop.exported import is_export, read_export, read_tokenizer
 from .language_model import LanguageModel
@@ -133,8 +135,11 @@ class TextModel:
         tokens = self.encode(text)
         idx = torch.tensor([tokens], device=self.device)
         targets = torch.tensor([[*tokens[1:], IGNORED_TARGET]], device=self.device)
-        options = {"energies": self.model.cfg.block == "nrgpt", **options}
-        return trajectory(self.model, idx, targets, **options)
+        top, has_energy = min(5, self.model.cfg.vocab_size), self.model.cfg.block == "nrgpt"
+        seen = trajectory(
+            self.model, idx, targets, **{"energies": has_energy, "top": top} | options
+        )
+        return replace(seen, label=token_label(self.tokenizer))
 
     @torch.no_grad()
     def energies(

@@ -10,18 +10,34 @@ from nrgpt.dynamics.answers import Answers
 from nrgpt.dynamics.field import Field
 from nrgpt.dynamics.landscape import TokenLandscape, minimise
 from nrgpt.explore.weights import NotForThePage, describe, shortest
+from nrgpt.model.energy.feedforward import FF1
 from nrgpt.train.runs import load_run
 
-from ..models import BLOCKS, DESCENDING, FEEDFORWARDS, MASKS, NORMS, RATES, config, randomised
+from ..models import (
+    BLOCKS,
+    COUPLINGS,
+    DESCENDING,
+    FEEDFORWARDS,
+    MASKS,
+    NORMS,
+    RATES,
+    config,
+    randomised,
+)
 from .engine import Engine, agree, differences, states_first
 
 PARTS = [
     *FEEDFORWARDS,
-    *(fields for fields in DESCENDING if fields.get("coupling") != "full"),
-    *({"mask": mask} for mask in MASKS),
+    *DESCENDING,
+    *({"mask": mask, "coupling": coupling} for mask in MASKS for coupling in COUPLINGS),
     *({"mask": "inclusive", "safeguard": "cone", "feedforward": "ff2w", "norm": n} for n in NORMS),
     {"feedforward": "memory", "safeguard": "cone", "margin": 0.1},
-    *({"rate": rate} for rate in RATES if rate != "state"),
+    *({"rate": rate} for rate in RATES),
+    *(
+        {"rate": "state", "norm": norm, "safeguard": "cone", "feedforward": "memory"}
+        for norm in NORMS
+    ),
+    {"prelude": 2, "prelude_block": "shared", "rate": "gamma_per_step", "coupling": "full"},
     *({"norm": norm, "rate": "psd_skew_per_step"} for norm in NORMS),
     *({"norm": norm, "safeguard": "cone", "feedforward": "memory"} for norm in NORMS),
     *({"block": block} for block in BLOCKS),
@@ -207,6 +223,12 @@ def test_weights_take_the_shortest_type_that_is_exact():
 
 
 def test_what_the_engine_does_not_know_is_refused():
-    for fields in ({"rate": "state"}, {"coupling": "full"}):
-        with pytest.raises(NotForThePage, match="the page's engine does not know"):
-            describe(small(**fields))
+    class Own(FF1):
+        pass
+
+    model = small(feedforward="ff1")
+    model.energy_block.terms["feedforward"].__class__ = Own
+    with pytest.raises(
+        NotForThePage, match=r"engine does not know the energy 'feedforward' \(Own\)"
+    ):
+        describe(model)

@@ -8,6 +8,7 @@ from urllib.parse import parse_qs, quote, urlsplit
 
 import pytest
 
+import nrgpt
 from nrgpt import zoo
 from nrgpt.cli.commands import explore as command
 from nrgpt.explore.models import for_page
@@ -229,6 +230,7 @@ def test_an_energy_beside_none(chromium, tmp_path):
         assert said == ["max", "max"]  # max(4,median(1,5,3),2) = max(4,3,2) = 4
         assert shown.page.locator("#attention svg").count() == 2
         assert shown.page.locator("#says table").count() == 2
+        assert "the other model has none" in shown.page.inner_text("#stage-about")
         curves = "panels.map(p => Object.keys(p.record.curves))"
         assert "energy" in shown.run(curves)[0]
         assert "energy" not in shown.run(curves)[1]
@@ -236,8 +238,21 @@ def test_an_energy_beside_none(chromium, tmp_path):
             shown.page.select_option("#quantity", quantity)
             assert shown.page.locator("#stage svg").count() == 2
         assert shown.page.locator("#survey").is_disabled()
-        shown.page.click("#which button >> nth=0")
+        assert shown.page.locator("#land-none").is_visible()
+        shown.page.click(".which button >> nth=0")
         assert not shown.page.locator("#survey").is_disabled()
+        assert not shown.page.locator("#land-none").is_visible()
+        assert shown.page.input_value("#model") == "0"
+
+
+def test_a_recording_shows_what_it_has(chromium, tmp_path):
+    """No text to type, no model to change, and no landscape unless it was surveyed."""
+    seen = nrgpt.load("zoo:listops_settled", device="cpu").trajectory("max(4,2) =")
+    with Shown(chromium, seen.page(tmp_path / "seen.html").as_uri()) as shown:
+        assert shown.page.locator("#stage .token text").all_text_contents()[:3] == ["max", "(", "4"]
+        assert shown.page.locator("#says thead th").count() == 8  # five words
+        for hidden in ("#text", "#generate", "#settings", "#survey", "#map"):
+            assert not shown.page.locator(hidden).is_visible()
 
 
 def test_it_goes_on_writing(file, chromium):
@@ -251,12 +266,29 @@ def test_it_goes_on_writing(file, chromium):
 
 
 def test_pictures_can_be_saved(file, chromium, tmp_path):
+    """Each has its buttons."""
     with Shown(chromium, file.as_uri()) as shown:
-        for kind, begins in (("SVG", b"<svg"), ("PNG", b"\x89PNG")):
+        shown.run("survey_()")
+        shown.page.wait_for_selector("#surface svg", timeout=60_000)
+        pictures = ("stage", "heat", "says", "curves", "attention", "map surface")
+        assert shown.page.locator(".save").count() == len(pictures)
+        kinds = {"SVG": b"<svg", "PNG": b"\x89PNG"}
+        wanted = [("SVG", name) for name in pictures] + [("PNG", name) for name in pictures[:3]]
+        for kind, name in wanted:  # Chromium drops the eleventh within a second
             with shown.page.expect_download() as waited:
-                shown.page.click(f"[aria-label='Save as {kind}: stage']")
+                shown.page.click(f"[aria-label='Save as {kind}: {name}']")
             waited.value.save_as(tmp_path / kind)
-            assert (tmp_path / kind).read_bytes().startswith(begins)
+            assert (tmp_path / kind).read_bytes().startswith(kinds[kind])
+
+
+def test_the_followed_token_stays_in_sight(file, chromium):
+    """Where a long text does not fit, its picture moves along."""
+    with Shown(chromium, file.as_uri(), 320) as shown:
+        for token in (40, 2):
+            shown.run(f"follow({token})")
+            shown.page.wait_for_timeout(50)
+            box = shown.page.locator(f"#stage .token >> nth={token} >> text").bounding_box()
+            assert 0 < box["x"] < 300
 
 
 @pytest.fixture(scope="session")

@@ -146,3 +146,7 @@ def test_the_commands(tmp_path):
     result = CliRunner().invoke(app, [*words, "--token", "99"])
     assert result.exit_code == 2
     assert "must be in 1 .. 6" in result.output
+    words = ["landscape", "zoo:listops_rgpt_parallel", "--to", "nowhere"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 2
+    assert not (tmp_path / "nowhere").exists()

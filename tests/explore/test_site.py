@@ -28,6 +28,13 @@ def test_a_frame_does_a_workers_work(context, tmp_path):
 
 
 @pytest.mark.skipif(not SITE.exists(), reason="no site: make docs")
+def test_examples_in_docstrings_are_code():
+    page = (SITE.parent / "docs" / "reference" / "python.html").read_text(encoding="utf-8")
+    assert "&gt;&gt;&gt;" in page
+    assert "<blockquote>" not in page
+
+
+@pytest.mark.skipif(not SITE.exists(), reason="no site: make docs")
 def test_the_sites_search_finds_something(context):
     page, complaints = context.new_page(), []
     page.on("pageerror", lambda error: complaints.append(str(error)))

@@ -167,6 +167,7 @@ def landscape(
     """
     text = text or told(loaded, "", None)["examples"][0]
     tokens, model = loaded.encode(text), loaded.model.double()
+    _ = model.energy_block  # raises for a baseline
     if not tokens:
         raise ValueError("--text '': there is no token in it")
     number = len(tokens) if token is None else token
@@ -198,7 +199,7 @@ def draw(found: Survey, folder: Path) -> list[Path]:
     """The map, and the way over the pass, as PNG and PDF; nothing without matplotlib."""
     try:
         minima = found.found.minima[found.shown]
-        files = save(slice_figure(found.map, found.way, minima), folder / "map")
+        files = save(slice_figure(found.map, found.way, minima, found.saddle), folder / "map")
     except ValueError as error:
         screen.print(f"no PNG and PDF: {error}", soft_wrap=True, markup=False)
         return []

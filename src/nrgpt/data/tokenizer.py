@@ -37,6 +37,9 @@ class Tokenizer(ABC):
     end_of_text: int | None = None
     """The token between documents, if there is one; a text that it ends is over."""
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.vocab_size:,} {self.kind})"
+
     @abstractmethod
     def encode(self, text: str) -> list[int]: ...
 

@@ -39,10 +39,13 @@ def adaptive_figure(costs: Sequence[Cost]) -> "Figure":
 
 
 def slice_figure(
-    found: Slice, trajectory: Tensor | None = None, minima: Tensor | None = None
+    found: Slice,
+    trajectory: Tensor | None = None,
+    minima: Tensor | None = None,
+    saddle: Tensor | None = None,
 ) -> "Figure":
-    """A map of a plane through a landscape. A token's path and some minima can be drawn on it,
-    projected onto the plane if they are not in it."""
+    """A map of a plane through a landscape. A token's path, some minima and the pass between them
+    can be drawn on it, projected onto the plane if they are not in it."""
     figure = new_figure(6, 5)
     axis = figure.subplots()
     at, energy = found.axis.cpu().numpy(), found.energy.cpu().numpy()
@@ -52,6 +55,9 @@ def slice_figure(
     if minima is not None:
         x, y = found.place(minima).T.cpu().numpy()
         axis.plot(x, y, "*", color="orange", markersize=12, label="minima")
+    if saddle is not None:
+        x, y = found.place(saddle[None]).T.cpu().numpy()
+        axis.plot(x, y, "X", color="white", markeredgecolor="black", label="pass")
     if trajectory is not None:
         x, y = found.place(trajectory).T.cpu().numpy()
         axis.plot(x, y, "o-", color="white", markersize=3, label="the token's path")
@@ -59,7 +65,7 @@ def slice_figure(
         axis.plot(x[-1], y[-1], "s", color="red", markeredgecolor="white", label="its end")
     if trajectory is not None or minima is not None:
         figure.legend(
-            loc="outside upper center", fontsize=8, ncols=4, facecolor="lightgrey", framealpha=1
+            loc="outside upper center", fontsize=8, ncols=5, facecolor="lightgrey", framealpha=1
         )
     axis.set(xlabel="first direction", ylabel="second direction", aspect="equal")
     axis.set(xlim=(at[0], at[-1]), ylim=(at[0], at[-1]))

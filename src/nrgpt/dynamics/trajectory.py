@@ -6,7 +6,7 @@ and the next state. What the model would say costs more where the vocabulary is 
 with the whole head at every step, which ``readouts=False`` leaves out.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -73,6 +73,8 @@ class Trajectory(Watched):
     targets: Tensor | None
     trained_steps: int
     move: Tensor
+    label: Callable[[int], str] = str
+    """A token's text, for figures and the page."""
 
     @property
     def steps(self) -> int:
@@ -114,7 +116,8 @@ class Trajectory(Watched):
 
         drawn = {"energies": energy_figure, "heatmap": heatmap_figure, "readout": readout_figure}
         check_choice("what", what, drawn)
-        figure: Figure = drawn[what](self, **options)
+        own = {} if what == "energies" else {"label": self.label}
+        figure: Figure = drawn[what](self, **own | options)
         return figure
 
     def page(self, path: Path | str = "trajectory.html", **options: Any) -> Path:
@@ -122,7 +125,7 @@ class Trajectory(Watched):
         nrgpt.dynamics.page.write_page: ``label`` turns a token's number into its text."""
         from .page import write_page
 
-        write_page(self, Path(path), **options)
+        write_page(self, Path(path), **{"label": self.label} | options)
         return Path(path)
 
     def arrays(self) -> dict[str, np.ndarray]:

@@ -70,8 +70,6 @@ def is_small_enough(model: Network) -> bool:
 def describe(model: Network) -> dict[str, Any]:
     """The model as ``new Model(description)`` of the engine takes it."""
     kept, cfg = Weights(), model.cfg
-    if model.prelude.shared:
-        raise NotForThePage("the page's engine does not know a shared prelude")
     description = {
         "width": cfg.width,
         "context": cfg.context,
@@ -83,6 +81,7 @@ def describe(model: Network) -> dict[str, Any]:
         "head_bias": kept.add("head_bias", model.head_bias),
         "final_norm": norm(kept, "final_norm.", model.final_norm),
         "prelude": [block(kept, f"p{i}.", layer, 1) for i, layer in enumerate(model.prelude)],
+        "prelude_shared": model.prelude.shared,
         "prelude_loops": model.prelude.loops,
         "on_sphere": model.is_on_sphere,
         "settled": model.is_settled,
@@ -113,6 +112,7 @@ def block(kept: Weights, prefix: str, block: torch.nn.Module, steps: int) -> dic
             "norm": norm(kept, prefix + "norm.", block.norm),
             "terms": [term(kept, prefix, name, part, exact) for name, part in block.named_terms()],
             "eta": rates(kept, prefix, exact, steps),
+            **kept.add_all(prefix, block.rate, "W_M b_M"),
             "cone": block.safeguard,
             "curvature": None if curvature is None else float(curvature),
             "margin": block.margin,
@@ -126,8 +126,9 @@ def term(
 ) -> dict[str, Any]:
     """By exact type: a subclass may have changed anything."""
     prefix, same = f"{prefix}{name}.", exact.terms[name]
-    if type(term) is AttentionEnergy and not term.full:
+    if type(term) is AttentionEnergy:
         assert isinstance(same, AttentionEnergy)
+        queries = {"W_Q": kept.add(prefix + "J", term.J.flatten(0, 1))} if term.full else {}
         return {
             "name": name,
             "kind": "attention",
@@ -136,10 +137,10 @@ def term(
             "mask": term.mask,
             "alpha": kept.add(prefix + "alpha", same.strength()),
             **kept.add_all(prefix, term, "W_Q W_K W_V W_P W_drive"),
+            **queries,
         }
     if not isinstance(term, FeedForwardEnergy) or type(term) not in FEEDFORWARDS:
-        is_full = type(term) is AttentionEnergy
-        what = "attention with full coupling" if is_full else type(term).__name__
+        what = type(term).__name__
         raise NotForThePage(f"the page's engine does not know the energy {name!r} ({what})")
     units = F.softplus(same.units) if isinstance(same, DenseMemory) and same.free else None
     return {
@@ -156,15 +157,15 @@ def term(
 def rates(kept: Weights, prefix: str, block: EnergyBlock, steps: int) -> list[str | None]:
     """eta of all terms, or of each: diagonals (steps, D) or matrices (steps, D, D)."""
     rate, norm = block.rate, block.norm
-    if isinstance(rate, State):
-        raise NotForThePage("the page's engine does not know the rate State")
+    is_folded = rate.is_folded or isinstance(rate, State)  # what State reads off x is not in eta
     names = list(block.terms) if rate.differs_by_term else list(block.terms)[:1]
     eye = torch.eye(rate.width, dtype=torch.float64, device=next(block.parameters()).device)
     found = []
     for name in names:
-        columns = rate.fold(eye, norm, name).mT[None]  # as a text whose tokens are the columns
-        moments = range(1 if rate.is_folded else steps)
-        each = [rate.combined({name: columns}, t, columns, norm)[0].mT for t in moments]
+        each = [folded := rate.fold(eye, norm, name)]
+        if not is_folded:
+            columns = folded.mT[None]  # as a text whose tokens are the columns
+            each = [rate.combined({name: columns}, t, columns, norm)[0].mT for t in range(steps)]
         found.append(kept.add(f"{prefix}eta.{name}", diagonal(torch.stack(each))))
     return found
 

@@ -119,6 +119,8 @@ function drawMoving() {
   $("t-out").textContent = `${Math.round(at)} of ${steps()}`;
   $("follow-out").textContent = `${see.A + 1}: ${visible(see.label(see.record.tokens[see.A]))}`;
   $("curves-about").textContent = aboutOf(nameOf(see));
+  $("stage-about").textContent = ABOUT_STAGE[howMany(panel => panel.record && /energy/.test(nameOf(panel.see())))];
+  $("attention-about").textContent = ABOUT_ATTENTION[howMany(panel => panel.info.terms.length)];
   each("stage", drawStage);
   each("heat", (host, see) => drawHeat(host, see, chosen.change));
   each("curves", (host, see) => drawCurves(host, see, nameOf(see), { height: 260 }));
@@ -126,6 +128,19 @@ function drawMoving() {
   drawAttentions();
   drawLand();
 }
+
+// All, some or none of the models that are shown.
+const howMany = has => (panels.every(has) ? "all" : panels.some(has) ? "some" : "none");
+const ABOUT_STAGE = {
+  all: "Each token starts at its dot and rolls down an energy of its own, step by step.",
+  some: "Each token starts at its dot. Where there is an energy, it rolls down one of its own, step by step; the other model has none, and something else is shown.",
+  none: "Each token starts at its dot and stands, after every step, at the height of what is shown.",
+};
+const ABOUT_ATTENTION = {
+  all: "The energy of attention pulls the token towards the keys of tokens that it sees; the shares say how hard each of them pulls at the present step.",
+  some: "In a model with an energy the shares say how hard each token that it sees pulls at the followed one; in the other, how much of each is mixed into it.",
+  none: "The shares say how much of each token that it sees is mixed into the followed one at the present step.",
+};
 
 let attended = "";
 function drawAttentions() {
@@ -261,6 +276,7 @@ async function survey_() {
 function drawLand() {
   const panel = panels[active], hasEnergy = Boolean(panel?.record?.curves.energy);
   $("survey").disabled = !hasEnergy;
+  if (panel?.record && $("land-none").hidden === !hasEnergy) $("land-none").hidden = hasEnergy;
   const land = panel?.land?.A === chosen.A ? panel.land.found : null;
   if (!land) {
     ["map", "surface", "starts"].forEach(id => $(id).replaceChildren());

@@ -56,9 +56,18 @@ function drawSettings() {
   if (!info.recorded)
     rows.push(html("button", { type: "button", onclick: () => { chosen.settings[active] = { ...DEFAULTS }; drawSettings(); compute(); } }, "As trained"));
   $("settings").replaceChildren(...rows);
-  $("which").replaceChildren(...(panels.length < 2 ? [] : panels.map((_, i) => html("button", {
-    type: "button", "aria-pressed": String(i === active), onclick: () => { active = i; drawSettings(); drawLand(); },
-  }, "AB"[i]))));
+  for (const host of document.querySelectorAll(".which"))
+    host.replaceChildren(...(panels.length < 2 ? [] : panels.map((_, i) => html("button", {
+      type: "button", "aria-pressed": String(i === active), onclick: () => { activate(i); host.children[i].focus(); },
+    }, "AB"[i]))));
+}
+
+// Which of two models the sliders and the landscape are about.
+function activate(number) {
+  active = number;
+  drawModels();
+  drawSettings();
+  drawLand();
 }
 
 // A slider may move faster than a text can roll: only its last place counts.
@@ -74,16 +83,19 @@ function drawModels() {
   const panel = panels[0], { info } = panel;
   $("model").replaceChildren(...data.models.map(({ name }, i) => html("option", { value: i }, name)));
   $("model").value = chosen.models[active] ?? 0;
+  $("model-of").textContent = panels.length > 1 ? `Model ${"AB"[active]}` : "Model";
   $("examples").replaceChildren(...(info.examples ?? []).map(text => html("button", {
     type: "button", onclick: () => { stop(); setText(text); compute(); },
   }, text.trim() || "(new line)")));
   $("text").readOnly = Boolean(info.recorded);
   const isRecorded = Boolean(info.recorded);  // the model is not in the page
-  for (const id of ["generate", "compare", "examples"]) $(id).hidden = isRecorded;
+  for (const id of ["generate", "compare", "examples", "text", "text-label", "survey"]) $(id).hidden = isRecorded;
   for (const id of ["settings", "attention"]) $(id).closest("section").hidden = isRecorded;
+  $("survey").closest("section").hidden = isRecorded && !info.recorded.landscape;
+  $("says").closest("section").classList.toggle("wide", isRecorded);
   $("compare").setAttribute("aria-pressed", String(panels.length > 1));
-  const where = data.models.some(m => !m.engine && !m.recorded) ? "by Python on this machine" : info.recorded ? "beforehand, by Python" : "in this page, by a small engine in JavaScript";
-  $("where").textContent = where;
+  const places = panels.map(({ info }) => (info.engine ? "in this page, by a small engine in JavaScript" : info.recorded ? "beforehand, by Python" : "by Python on this machine"));
+  $("where").textContent = [...new Set(places)].join(", and ");
 }
 
 // Panels for the chosen models; the text changes only if a model cannot read the old one.
@@ -177,7 +189,8 @@ function listen() {
   for (const host of document.querySelectorAll(".save"))
     for (const kind of ["svg", "png"])
       host.append(html("button", { type: "button", "aria-label": `Save as ${kind.toUpperCase()}: ${host.dataset.of}`, onclick: () => {
-        const drawn = host.dataset.of.split(" ").flatMap(id => [...$(id).querySelectorAll("svg")]);
+        const drawn = host.dataset.of.split(" ").flatMap(id => (id === "says"
+          ? panels.filter(panel => panel.record).map(panel => pictureOfSays(panel.see())) : [...$(id).querySelectorAll("svg")]));
         drawn.forEach((one, i) => save(one, `nrgpt-${host.dataset.of.split(" ")[0]}${i ? `-${i + 1}` : ""}`, kind));
       } }, kind.toUpperCase()));
   const surface = $("surface");

@@ -24,13 +24,14 @@ const VISIBLE = { "\n": "↵", "\r": "↵", "\t": "⇥", " ": "␣" };
 const visible = text =>
   [...text.replace(/^ (?=\S)/, "")].map(c => VISIBLE[c] ?? (/\p{C}/u.test(c) ? "\ufffd" : c)).join("");
 
-// Four significant digits, with a proper minus.
+// Four significant digits, thousands apart, with a proper minus.
 function number(v) {
   if (!isNumber(v)) return "–";
-  const text = Math.abs(v) >= 1e5 || (v !== 0 && Math.abs(v) < 1e-3) ? v.toExponential(2) : String(+v.toPrecision(4));
+  const isPlain = v === 0 || (Math.abs(v) < 1e6 && Math.abs(v) >= 1e-3), short = +v.toPrecision(4);
+  const text = isPlain ? short.toLocaleString("en-US", { maximumFractionDigits: 6 }) : v.toExponential(2);
   return text.replace("-", "−");
 }
-const percent = p => (p >= 0.9995 ? "100" : p >= 0.1 ? (100 * p).toFixed(0) : (100 * p).toFixed(1)) + " %";
+const percent = p => (p >= 0.9995 ? "100" : p < 0.0005 ? "0" : (100 * p).toFixed(p >= 0.1 ? 0 : 1)) + " %";
 
 // Scales -----------------------------------------------------------------------------------------
 
@@ -45,7 +46,7 @@ const linear = ([a, b], [p, q]) => v => p + (q - p) * (v - a) / (b - a);
 
 function ticks([low, high], count = 4) {
   const rough = (high - low) / count, ten = 10 ** Math.floor(Math.log10(rough));
-  const step = ten * [1, 2, 5, 10].find(k => k * ten >= rough * 0.999), found = [];
+  const step = ten * [1, 2, 5, 10].find(k => k * ten >= rough * 0.8), found = [];
   for (let k = Math.ceil(low / step - 1e-9); k * step <= high + 1e-9 * step; k++) found.push(k * step || 0);
   return found;
 }

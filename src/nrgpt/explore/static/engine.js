@@ -29,6 +29,13 @@ class Norm {
     return u.map((c, i) => this.gamma[i] * c / r + (this.delta ? this.delta[i] : 0));
   }
 
+  // The part of v that turns x: P v.
+  across(x, v) {
+    if (this.kind === "none") return v;
+    const u = this.centred(x), flat = this.centred(v), share = dot(u, flat) / (dot(u, u) + this.eps * u.length);
+    return flat.map((c, i) => c - share * u[i]);
+  }
+
   // u = Gamma f less its mean: the force as the normalised state feels it.
   pull(force) {
     return this.gamma ? this.centred(force.map((c, i) => this.gamma[i] * c)) : force;
@@ -65,7 +72,8 @@ function attend(query, shown, heads, scale) {
 }
 
 // -(1/beta) sum_h alpha_h log sum_B exp(beta q . k_B). ``own`` is what a settled token showed and is
-// driven by; ``move`` what write weights of its own make of the same look.
+// driven by; ``move`` what write weights of its own make of the same look. With full coupling W_Q has
+// D rows for each head, there is no W_K, and every head's key is g.
 class Attention {
   constructor(spec, tensors) {
     Object.assign(this, { heads: spec.heads, beta: spec.beta, mask: spec.mask });
@@ -74,8 +82,14 @@ class Attention {
   }
 
   show(g) {
-    const key = times(this.W_K, g);
+    const key = this.W_K ? times(this.W_K, g) : Float64Array.from({ length: this.heads * g.length }, (_, i) => g[i % g.length]);
     return { key, value: this.W_V ? times(this.W_V, g) : key };
+  }
+
+  // A pull at the key, as g feels it.
+  throughKey(pull, D) {
+    if (this.W_K) return timesTransposed(this.W_K, pull);
+    return pull.reduce((sum, c, i) => { sum[i % D] += c; return sum; }, zeros(D));
   }
 
   look(g, past, settings, own) {
@@ -89,7 +103,7 @@ class Attention {
     const force = timesTransposed(this.W_Q, weigh(mean));
     if (this.mask === "inclusive" && !own) {  // the token is a key of its own, and that key moves too
       const pull = query.map((c, i) => p[i / size | 0][shown.length - 1] * c);
-      addTo(force, timesTransposed(this.W_K, weigh(pull)));
+      addTo(force, this.throughKey(weigh(pull), g.length));
     }
     const move = this.W_P ? times(this.W_P, values) : force;
     return { energy: -dot(this.alpha, logs) / beta, force, move, p };
@@ -168,6 +182,8 @@ class EnergyBlock {
     this.names = spec.terms.map(term => term.name);
     this.terms = spec.terms.map(term => new (TERMS[term.kind] || FeedForwardEnergy)(term, tensors));
     this.eta = spec.eta.map(name => tensors[name]);  // one for all terms, or one for each
+    this.W_M = tensors[spec.W_M];  // eta = diag M(x) P, beside what ``eta`` holds
+    this.b_M = tensors[spec.b_M];
   }
 
   // What a token shows to later ones, by term.
@@ -216,6 +232,10 @@ class EnergyBlock {
       found.moves.forEach((move, slot) => addTo(update, this.rated(this.etaOf(slot), t, move)));
     else
       addTo(update, this.rated(this.eta[0], t, found.moves.reduce((sum, f) => addTo(sum, f), zeros(x.length))));
+    if (this.W_M) {
+      const M = times(this.W_M, g, this.b_M).map(softplus);
+      this.norm.across(x, update).forEach((c, i) => (update[i] = M[i] * c));
+    }
     const wanted = x.map((c, i) => c + settings.rate * update[i]), hasCone = settings.cone ?? this.cone;
     const next = hasCone ? this.kept(x, wanted, found.force) : wanted;
     const push = hasCone ? norm(next.map((c, i) => c - wanted[i])) : 0;
@@ -326,7 +346,8 @@ class Model {
     this.headBias = tensors[spec.head_bias];
     this.finalNorm = new Norm(spec.final_norm, tensors);
     this.blocks = spec.blocks.map(build);
-    this.prelude = Array(spec.prelude_loops).fill(spec.prelude.map(build)).flat();
+    const layers = [...spec.prelude.map(build), ...Array(spec.prelude_shared).fill(this.blocks[0])];
+    this.prelude = Array(spec.prelude_loops).fill(layers).flat();
     this.isOnSphere = spec.on_sphere;
     this.isSettled = spec.settled;
     this.hasEnergy = spec.blocks[0].kind === "energy";
@@ -336,12 +357,14 @@ class Model {
   }
 
   // Token and position embeddings, the prelude's layers, and the sphere: where the steps start, and
-  // what the layers show. ``earlier`` has what they showed of the tokens before.
-  begin(token, position, earlier) {
+  // what the layers show. ``earlier`` has what they showed of the tokens before. Layers that are the
+  // block itself obey the settings, but not the cone.
+  begin(token, position, earlier, settings) {
     let x = addTo(Float64Array.from(this.tokens.part(token).data), this.positions.part(position).data);
     const shown = this.prelude.map((layer, i) => {
       const before = x;
-      x = layer.look(x, 0, earlier.map(layers => layers[i]), AS_TRAINED).next;
+      const own = layer === this.blocks[0] ? { ...settings, cone: false } : AS_TRAINED;
+      x = layer.look(x, 0, earlier.map(layers => layers[i]), own).next;
       return layer.show(before);
     });
     const r = this.isOnSphere ? Math.sqrt(Math.max(dot(x, x) / x.length, 1e-12)) : 1;
@@ -407,7 +430,7 @@ class Roll {
     if (A >= this.tokens.length) return false;
     this.others?.advance();
     const { model, steps } = this, layers = this.rolled.map(one => one.layers);
-    const { x, shown } = model.begin(this.tokens[A], A, layers);
+    const { x, shown } = model.begin(this.tokens[A], A, layers, this.settings);
     const one = { x: [x], layers: shown, shown: [], looks: [], settled: null };
     if (model.isSettled) one.settled = model.blocks[0].settle(x);
     for (let t = 0; t <= steps; t++) {

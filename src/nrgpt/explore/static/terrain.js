@@ -30,20 +30,21 @@ function shades(grid, range) {
 }
 
 function drawMap(host, see, land) {
-  const colours = theme(), width = host.clientWidth, height = Math.min(440, width + 40);
+  const colours = theme(), width = Math.max(200, host.clientWidth), height = Math.min(440, width + 40);
   const side = Math.min(width - 70, height - 76), box = { left: 56, right: 56 + side, top: 28, bottom: 28 + side };
   const far = land.axis.at(-1), count = land.axis.length, range = extent(land.energy.flat());
   const x = linear([-far, far], [box.left, box.right]), y = linear([-far, far], [box.bottom, box.top]);
   const gx = i => x(land.axis[0] + i * (2 * far) / (count - 1)), gy = j => y(land.axis[0] + j * (2 * far) / (count - 1));
+  const isPair = land.minima.filter(m => m.shown).length > 1;
   const said = land.minima.filter(m => m.shown).map(m => visible(see.label(m.said[0]))).join(" and ");
-  const drawn = picture(width, Math.max(height, box.bottom + 60), `Map of the energy around token ${see.A}, with its path; at the minima the model would say ${said}`);
+  const drawn = picture(width, Math.max(height, box.bottom + 60), `Map of the energy around token ${see.A + 1}, with its path; where the minima lie it would say ${said}`);
   const half = side / (count - 1) / 2;  // pixels are centred on their points
   drawn.append(svg("image", { href: shades(land.energy, range), x: box.left - half, y: box.top - half, width: side + 2 * half, height: side + 2 * half, preserveAspectRatio: "none" }));
   const lines = (grid, which, colour, attributes) => which.forEach(level => drawn.append(stroke(
     contour(grid, level).map(([p, q]) => `M${gx(p[0]).toFixed(1)} ${gy(p[1]).toFixed(1)}L${gx(q[0]).toFixed(1)} ${gy(q[1]).toFixed(1)}`).join(""), colour, 1, attributes)));
   lines(land.energy, levels(range, 14), "#fff", { opacity: 0.35 });
   if (land.own) lines(land.own, levels(extent(land.own.flat()), 8), "#fff", { opacity: 0.9, "stroke-dasharray": "5 4" });
-  drawn.append(axes(box, [], [], { x, y, xTitle: "towards one minimum", yTitle: "towards the other" }));
+  drawn.append(axes(box, [], [], { x, y, xTitle: "towards one minimum", yTitle: isPair ? "towards the other" : "towards its start" }));
   const t = timeOf(see, see.A), last = land.path.length - 1, i = Math.min(Math.floor(t), last), j = Math.min(i + 1, last);
   const at = [0, 1].map(k => land.path[i][k] + (t - i) * (land.path[j][k] - land.path[i][k]));
   const place = ([a, b]) => [x(a), y(b)];
@@ -67,8 +68,8 @@ function drawMap(host, see, land) {
 
 // The same as a surface, seen from ``view`` = {turn, tilt}, in radians; far squares first.
 function drawSurface(host, see, land, view) {
-  const colours = theme(), width = host.clientWidth, height = Math.min(440, width + 40), every = 1;
-  const range = extent(land.energy.flat()), far = land.axis.at(-1), scale = Math.min(width, height) * 0.36;
+  const colours = theme(), width = host.clientWidth, height = Math.min(440, 0.85 * width), every = 1;
+  const range = extent(land.energy.flat()), far = land.axis.at(-1), scale = Math.min(0.36 * width, 0.4 * height);
   const up = v => 1.1 * ((v - range[0]) / (range[1] - range[0]) - 0.5);
   const [ct, st, cl, sl] = [Math.cos(view.turn), Math.sin(view.turn), Math.cos(view.tilt), Math.sin(view.tilt)];
   const project = (px, py, v) => {
@@ -100,13 +101,14 @@ function drawSurface(host, see, land, view) {
 }
 
 function drawStarts(host, see, land) {
-  const say = m => m.said.slice(0, 3).map((token, i) => `${visible(see.label(token))} ${percent(m.chances[i])}`).join(", ");
+  const say = m => m.said.slice(0, 3).flatMap((token, i) =>
+    [i ? ", " : "", html("span", { class: "nowrap" }, html("code", {}, html("bdi", {}, visible(see.label(token)))), ` ${percent(m.chances[i]).replace(" ", "\u00a0")}`)]);
   const cells = (tag, values) => values.map(v => html(tag, tag === "th" ? { scope: "col" } : {}, v));
   const minima = land.minima.map((m, i) => html("tr", {}, cells("td", [`★ ${i + 1}`, number(m.energy), String(m.count), say(m)])));
   const ways = land.starts.map(s => html("li", {}, `${s.from}: ${number(s.energy)} → ★ ${s.basin + 1}`));
   show(host, html("div", {},
-    html("table", {}, html("thead", {}, html("tr", {}, cells("th", ["minimum", "energy", "starts that end there", "what it says there"]))), html("tbody", {}, minima)),
-    html("p", { class: "soft" }, `Where the token stops it says ${say(land.end)}, at energy ${number(land.pathEnergy.at(-1))}.`
+    html("table", {}, html("thead", {}, html("tr", {}, cells("th", ["minimum", "energy", "starts", "what it says there"]))), html("tbody", {}, minima)),
+    html("p", { class: "soft" }, `Where the token stops, at energy ${number(land.pathEnergy.at(-1))}, it says `, say(land.end), "."
       + (land.pass ? ` Between the two minima on the map, the way leads over a pass at ${number(land.pass.energy)}.` : "")),
     html("details", {}, html("summary", {}, "each start"), html("ul", { class: "starts" }, ways))));
 }

@@ -35,15 +35,18 @@ function show(host, drawn) {
 // Each token stands at its place in the text, at the height of its energy, and falls.
 function drawStage(host, see) {
   const { record, label, A } = see, table = chosenOf(see), N = record.tokens.length, colours = theme();
-  const width = Math.max(host.clientWidth, 70 + 11 * N), height = 340;
+  const longest = Math.max(...record.tokens.map(token => [...visible(label(token))].length)), isWide = longest > 1;
+  const width = Math.max(host.clientWidth, 76 + (isWide ? 26 : 11) * N), height = 340;
   const box = { left: 62, right: width - 14, top: 26, bottom: height - 40 };
   const all = extent(table.flat()), pad = 0.06 * (all[1] - all[0]), range = [all[0] - pad, all[1] + pad];
   const x = linear([-0.7, N - 0.3], [box.left, box.right]), y = linear(range, [box.bottom, box.top]);
   const name = nameOf(see), text = `${titleOf(name)} of ${N} tokens after ${Math.round(see.t)} of ${record.steps} steps`;
   const drawn = picture(width, height, text);
-  const places = stepTicks(N - 1, Math.min(16, (box.right - box.left) / 60));
-  drawn.append(axes(box, places, ticks(range), { x, y, xTitle: "position in the text", yTitle: titleOf(name) }));
-  const size = Math.max(10, Math.min(22, (box.right - box.left) / N * 1.1));
+  const places = stepTicks(N - 1, Math.min(16, (box.right - box.left) / 60)).map(i => i + 1);
+  const axis = { x: place => x(place - 1), y, xTitle: "position in the text", yTitle: titleOf(name) };
+  drawn.append(axes(box, places, ticks(range), axis));
+  const pitch = (box.right - box.left) / N;  // a long label may reach over its neighbours' places, not further
+  const size = Math.max(10, Math.min(22, 1.1 * pitch, isWide ? 3 * pitch / longest : Infinity));
   for (let i = 0; i < N; i++) {
     const states = table.map(row => row[i]), from = states.find(isNumber), t = timeOf(see, i), now = between(table, i, t);
     if (!isNumber(now)) continue;
@@ -68,9 +71,10 @@ function drawStage(host, see) {
 function drawHeat(host, see, isChange) {
   const { record, label, A } = see, { tokens, steps } = record, table = chosenOf(see), colours = theme();
   const texts = tokens.map(token => visible(label(token))), wide = texts.some(text => [...text].length > 1);
-  const width = host.clientWidth, least = wide ? 44 : 17, rows = steps + 1;
-  const cell = Math.max(least, Math.min(1.6 * least, (width - 34) / tokens.length)), tall = Math.max(3, Math.min(11, 150 / rows));
-  const perLine = Math.max(1, Math.floor((width - 34) / cell)), lines = Math.ceil(tokens.length / perLine);
+  const width = Math.max(220, host.clientWidth), least = wide ? 44 : 17, rows = steps + 1;
+  const lines = Math.ceil(tokens.length / Math.max(1, Math.floor((width - 34) / least)));
+  const perLine = Math.ceil(tokens.length / lines), tall = Math.max(3, Math.min(11, 150 / rows));
+  const cell = Math.max(least, Math.min(1.6 * least, (width - 34) / perLine));
   const lineHeight = 24 + rows * tall + 14, height = lines * lineHeight + 34;
   const values = isChange ? table.slice(1).map((row, t) => row.map((v, i) => (isNumber(v) && isNumber(table[t][i]) ? v - table[t][i] : null))) : table;
   const range = extent(values.flat()), far = Math.max(...range.map(Math.abs)) || 1;
@@ -127,26 +131,35 @@ function drawCurves(host, see, name, { height = 210, isSmall = false } = {}) {
   show(host, drawn);
 }
 
-// What the model would say of the followed token if it stopped after each step.
-function drawSays(host, see) {
-  const { record, label, A } = see, at = Math.round(timeOf(see, A)), entropy = record.curves.entropy;
+// What the model would say of the followed token if it stopped after each step: ``most`` tokens.
+function saysOf(see, most) {
+  const { record, label, A } = see, entropy = record.curves.entropy;
   const target = record.targets?.[A] ?? record.tokens[A + 1] ?? null;
-  const rows = record.said.map((state, t) => {
-    const cells = state[A].slice(0, 5).map((token, k) => {
-      const p = record.chances[t][A][k], shown = visible(label(token)), right = token === target;
+  return record.said.map((state, t) => ({
+    step: t,
+    best: percent(record.chances[t][A][0]),
+    unsure: entropy && isNumber(entropy[t][A]) ? number(+entropy[t][A].toFixed(2)) : "–",
+    words: state[A].slice(0, most).map((token, k) => ({ text: visible(label(token)), p: record.chances[t][A][k], isNext: token === target })),
+  }));
+}
+
+const saysColumns = count => ["step", ...["1st", "2nd", "3rd", "4th", "5th"].slice(0, count), "p of 1st", "entropy"];
+
+function drawSays(host, see) {
+  const at = Math.round(timeOf(see, see.A)), widest = see.info.symbols?.some(symbol => symbol.trim().length > 1) ?? true;
+  const fitting = Math.floor((host.clientWidth - 140) / (widest ? 52 : 30));  // the rest would be cut off
+  const told = saysOf(see, Math.max(2, Math.min(5, fitting)));
+  const rows = told.map(({ step, words, best, unsure }) => {
+    const cells = words.map(({ text, p, isNext }) => {
       const bar = html("span", { class: "bar", style: `width:${(100 * p).toFixed(1)}%` });
-      const title = `${shown}: ${percent(p)}${right ? ", which does come next" : ""}`;
-      return html("td", { class: right ? "right" : "", title }, html("bdi", {}, shown), html("span", { class: "track" }, bar));
+      const title = `${text}: ${percent(p)}${isNext ? ", which does come next" : ""}`;
+      return html("td", { class: isNext ? "right" : "", title }, html("bdi", {}, text), html("span", { class: "track" }, bar));
     });
-    const best = `${percent(record.chances[t][A][0])}`;
-    const told = entropy && isNumber(entropy[t][A]) ? number(+entropy[t][A].toFixed(2)) : "–";
-    return html("tr", { class: t === at ? "now" : "", onclick: () => see.goTo(t) },
-      html("th", { scope: "row" }, String(t)), cells, html("td", { class: "number" }, best), html("td", { class: "number" }, told));
+    return html("tr", { class: step === at ? "now" : "", onclick: () => see.goTo(step) },
+      html("th", { scope: "row" }, String(step)), cells, html("td", { class: "number" }, best), html("td", { class: "number" }, unsure));
   });
-  const head = ["step", "1st", "2nd", "3rd", "4th", "5th", "p of 1st", "entropy"];
-  const columns = head.slice(0, 1 + Math.min(5, record.said[0][A].length)).concat(head.slice(6));
-  const table = html("table", { class: "says" },
-    html("thead", {}, html("tr", {}, columns.map(name => html("th", { scope: "col" }, name)))), html("tbody", {}, rows));
+  const columns = saysColumns(told[0].words.length).map(name => html("th", { scope: "col" }, name));
+  const table = html("table", { class: "says" }, html("thead", {}, html("tr", {}, columns)), html("tbody", {}, rows));
   const before = host.scrollTop;
   show(host, table);
   host.scrollTop = before;
@@ -156,24 +169,43 @@ function drawSays(host, see) {
     host.scrollTop = now.offsetTop + now.offsetHeight - host.clientHeight;
 }
 
+// The same as a picture, to be saved.
+function pictureOfSays(see) {
+  const told = saysOf(see, 5), columns = saysColumns(told[0].words.length), colours = theme(), tall = 30;
+  const at = columns.map((_, k) => 10 + (k ? 44 + (k - 1) * 84 : 0)), width = at.at(-1) + 70;
+  const drawn = picture(width, 30 + told.length * tall, `What the model would say of token ${see.A + 1} after each step`);
+  columns.forEach((name, k) => drawn.append(write(at[k], 18, name, { fill: colours.soft, "font-size": 11 })));
+  told.forEach(({ step, words, best, unsure }, t) => {
+    const y = 44 + t * tall, cells = [String(step), ...words.map(() => null), best, unsure];
+    cells.forEach((text, k) => text === null || drawn.append(write(at[k], y, text, { fill: colours.ink })));
+    words.forEach(({ text, p, isNext }, k) => drawn.append(
+      write(at[k + 1], y, text, { "font-family": MONO, fill: isNext ? colours.accent : colours.ink, "font-weight": isNext ? 700 : 400 }),
+      svg("rect", { x: at[k + 1], y: y + 5, width: 70, height: 4, fill: colours.line }),
+      svg("rect", { x: at[k + 1], y: y + 5, width: 70 * p, height: 4, fill: colours.accent })));
+  });
+  return drawn;
+}
+
 // Whom the followed token attends to, head by head.
 function drawAttention(host, see, heads) {
   const { record, label } = see, colours = theme(), seen = heads[0]?.length ?? 0;
   if (!seen) return show(host, html("p", { class: "soft" }, "This token sees no other: it is the first."));
-  const width = Math.max(host.clientWidth, 40 + 12 * seen), cell = Math.min(26, (width - 60) / seen), tall = 18;
-  const height = 24 + heads.length * tall + 40, drawn = picture(width, height, `Attention of token ${see.A} to the ${seen} tokens that it sees, by head`);
+  const texts = record.tokens.slice(0, seen).map(token => visible(label(token)).slice(0, 6));
+  const longest = Math.max(...texts.map(text => [...text].length)), least = longest > 1 ? 36 : 12;
+  const width = Math.max(host.clientWidth, 62 + least * seen), cell = Math.min(longest > 1 ? 52 : 26, (width - 60) / seen), tall = 18;
+  const height = 24 + heads.length * tall + 24, drawn = picture(width, height, `Attention of token ${see.A + 1} to the ${seen} tokens that it sees, by head`);
   heads.forEach((p, h) => {
     drawn.append(write(52, 20 + h * tall + 12, `head ${h + 1}`, { "text-anchor": "end", "font-size": 11, fill: colours.soft }));
     [...p].forEach((v, B) => {
       const box = svg("rect", { x: 58 + B * cell, y: 20 + h * tall, width: cell - 1, height: tall - 1, fill: colours.accent, opacity: 0.06 + 0.94 * v });
-      box.append(svg("title", {}, `${visible(label(record.tokens[B]))}: ${percent(v)}`));
+      box.append(svg("title", {}, `${texts[B]}: ${percent(v)}`));
       drawn.append(box);
     });
   });
-  for (let B = 0; B < seen; B++)
-    drawn.append(write(58 + (B + 0.5) * cell, 24 + heads.length * tall + 14, visible(label(record.tokens[B])).slice(0, 5), {
-      "text-anchor": "middle", "font-family": MONO, "font-size": Math.min(13, cell), fill: colours.ink,
-    }));
+  const size = Math.min(13, cell, Math.max(8, 1.6 * cell / longest));
+  texts.forEach((text, B) => drawn.append(write(58 + (B + 0.5) * cell, 24 + heads.length * tall + 14, text, {
+    "text-anchor": "middle", "font-family": MONO, "font-size": size, fill: colours.ink,
+  })));
   drawn.append(write(58, 13, "darker: more attention", { "font-size": 11, fill: colours.soft }));
   show(host, drawn);
 }
