@@ -138,13 +138,14 @@ def energy_certified() -> TrainConfig:
     The task is the demo's (max, median, min). Steps begin at c = 0.2, since thirty of size 1 make
     x grow until nothing moves."""
     sizes: dict[str, Any] = {
-        "context": 64, "width": 48, "heads": 4, "steps": 30, "hidden_factor": 4, "rate_scale": 0.2,
+        "context": 64, "width": 64, "heads": 4, "steps": 30, "hidden_factor": 4, "rate_scale": 0.2,
+        "alpha_init": 4.0,
     }  # fmt: skip
     cfg = demo()
     model = ModelConfig(vocab_size=cfg.model.vocab_size, **{**CERTIFIED, **sizes})
     plain = {"early_exits": 0.0, "first_exit": 1}
     size = {"iterations": 1_600, "batch": 24, "eval_every": 400, "save_every": 400}
-    rates = {"optimiser.lr": 4e-3, "optimiser.muon_lr": 0.02}
+    rates = {"optimiser.lr": 6e-3, "optimiser.muon_lr": 0.03}
     return replace(cfg, {"model": model, **plain, **size, **rates})
 
 
