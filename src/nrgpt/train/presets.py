@@ -139,7 +139,6 @@ def energy_certified() -> TrainConfig:
     x grow until nothing moves."""
     sizes: dict[str, Any] = {
         "context": 64, "width": 64, "heads": 4, "steps": 30, "hidden_factor": 4, "rate_scale": 0.2,
-        "alpha_init": 4.0,
     }  # fmt: skip
     cfg = demo()
     model = ModelConfig(vocab_size=cfg.model.vocab_size, **{**CERTIFIED, **sizes})
