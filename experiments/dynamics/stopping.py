@@ -13,7 +13,7 @@ from torch import Tensor
 from nrgpt.dynamics.field import Field
 from nrgpt.dynamics.figures import new_figure, save
 from nrgpt.dynamics.relax import Stop, relax
-from nrgpt.dynamics.solvers import Anderson, Backtracking, Langevin, Momentum, Plain, Solver
+from nrgpt.dynamics.solvers import Anderson, Backtracking, Momentum, Plain, Solver
 from nrgpt.dynamics.trajectory import trajectory
 from nrgpt.language_model import LanguageModel
 from nrgpt.model.step import Observation
@@ -219,9 +219,6 @@ def kinds(quick: bool) -> dict[str, Callable[[], Solver]]:
         "backtracking": Backtracking,
         "anderson 2": lambda: Anderson(2),
         "anderson 5": lambda: Anderson(5),
-        "langevin 0.001": lambda: Langevin(1e-3),
-        "langevin 0.01": lambda: Langevin(1e-2),
-        "langevin 0.1": lambda: Langevin(1e-1),
     }
 
 

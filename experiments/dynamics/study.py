@@ -11,6 +11,7 @@ from typing import Annotated
 import meaning
 import motion
 import places
+import sampling
 import steering
 import stopping
 import torch
@@ -28,6 +29,7 @@ PARTS: dict[str, Callable[[Study], None]] = {
     "style": steering.style,
     "landscape": places.landscape,
     "meaning": meaning.meaning,
+    "sampling": sampling.sampling,
 }
 
 

@@ -10,7 +10,7 @@ from nrgpt.dynamics.convergence import transients
 from nrgpt.dynamics.descent import check_descent
 from nrgpt.dynamics.field import Field
 from nrgpt.dynamics.relax import Stop, relax
-from nrgpt.dynamics.solvers import SOLVERS, Anderson, Backtracking, Langevin, Momentum
+from nrgpt.dynamics.solvers import SOLVERS, Anderson, Backtracking, Momentum
 from tests.dynamics.test_convergence import bowl
 from tests.models import COUPLINGS, RATES, config, forces, randomised, relative
 
@@ -162,21 +162,6 @@ def test_every_solver_finds_the_bottom_of_a_bowl(solver, steps):
     if isinstance(solver, Momentum | Anderson):  # they are there to be faster
         plain = relax(model, idx, steps=steps, extra={"bowl": bowl})
         assert (found.x - bottom).norm() < 0.5 * (plain.x - bottom).norm()
-
-
-def test_langevin_noise_has_its_temperature():
-    """In a bowl E = ||x||^2 / 2 and steps of c: the variance settles at 2 T / (c (2 - c))."""
-    model, bowl, _ = quadratic()
-    bowl.A, bowl.b = torch.eye(9, dtype=torch.float64), torch.zeros(9, dtype=torch.float64)
-    c = 0.2
-    with torch.no_grad():
-        model.energy_block.rate.log_c.fill_(torch.tensor(c).log())
-    solver = Langevin(0.05, torch.Generator().manual_seed(1))
-    idx, extra = torch.zeros(64, 15, dtype=torch.long), {"bowl": bowl}
-    x = relax(model, idx, steps=80, solver=solver, extra=extra).x
-    assert abs(x.var().item() / (2 * 0.05 / (c * (2 - c))) - 1) < 0.05
-    cold = relax(model, idx, solver=Langevin(0.0), extra=extra).x
-    assert torch.equal(cold, relax(model, idx, extra=extra).x)
 
 
 def test_mistakes():

@@ -20,6 +20,7 @@ FIGURES = {
     "style": 1,
     "landscape": 4,
     "meaning": 1,
+    "sampling": 1,
 }
 
 

@@ -295,18 +295,19 @@ def test_the_command_line(tmp_path, monkeypatch):
 
 def test_energies_end_to_end(tmp_path):
     cases = energy.cases(quick=True)
-    assert [case.cfg.model.steps for case in cases] == [30, 100]
-    assert [case.cfg.model.rate for case in cases] == ["identity", "free"]
+    assert [case.cfg.model.steps for case in cases] == [30, 100, 30]
+    assert [case.cfg.model.rate for case in cases] == ["identity", "free", "gamma_per_step"]
     full = energy.cases("paper")[1].cfg
     assert (full.model.width, full.model.heads, full.iterations) == (64, 1, 100_000)
     cases = [case.changed((*TINY_LISTOPS, "model.steps=6")) for case in cases]
     files = energy.reproduce(cases, tmp_path / "to")
     assert [file.name for file in files] == [
-        "ours-30-steps-s0.png", "ours-100-steps-s0.png", "energies.md",
+        "ours-30-steps-s0.png", "ours-100-steps-s0.png", "certified-30-steps-s0.png", "energies.md",
     ]  # fmt: skip
     rows = common.read_rows(tmp_path / "to")
     assert rows[0]["watched_tokens"] == 64
     assert 0 <= rows[0]["lower_at_the_end"] <= 1
+    assert rows[2]["first_token_rises"] == rows[2]["rising_with_frozen_past"] == 0
     seen = energy.watched(records.read(tmp_path / "to")[rows[0]["case"]])
     assert list(seen.energies) == ["attention", "feedforward", "total"]
     assert seen.energies["total"].shape == (7, 1, 64)

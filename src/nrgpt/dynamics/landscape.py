@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..check import check
 from ..model.network import Network
-from ..model.norm import LayerNorm, NoNorm
+from ..model.norm import LayerNorm, NoNorm, Norm
 from ..model.step import Extra
 from .field import Field
 from .short import short
@@ -25,6 +25,9 @@ Function = Callable[[Tensor], Tensor]
 
 class Flat:
     """All of R^D."""
+
+    reach = math.inf
+    """How far one can walk before another way to the same place is shorter."""
 
     def retract(self, u: Tensor) -> Tensor:
         """The point of the surface nearest to u."""
@@ -42,6 +45,10 @@ class Flat:
         """The point reached from u by going straight along v, as far as v is long."""
         return u + v
 
+    def carry(self, u: Tensor, v: Tensor) -> Tensor:
+        """v as it points at the end of that walk: from there, -carry(u, v) leads back to u."""
+        return v
+
     def heading(self, u: Tensor, other: Tensor) -> Tensor:
         """The direction and distance from u to other points: walk(u, heading(u, o)) is o."""
         return other - u
@@ -53,6 +60,7 @@ class Sphere(Flat):
     def __init__(self, radius: float, *, centred: bool = False):
         check(radius > 0, "radius", radius, "positive")
         self.radius, self.centred = radius, centred
+        self.reach = math.pi * radius
 
     def centre(self, v: Tensor) -> Tensor:
         return v - v.mean(-1, keepdim=True) if self.centred else v
@@ -76,12 +84,23 @@ class Sphere(Flat):
         angle = v.norm(dim=-1, keepdim=True) / self.radius
         return angle.cos() * u + torch.sinc(angle / math.pi) * v  # sin(angle) / angle
 
+    def carry(self, u: Tensor, v: Tensor) -> Tensor:
+        angle = v.norm(dim=-1, keepdim=True) / self.radius
+        return angle.cos() * v - angle * angle.sin() * u
+
     def heading(self, u: Tensor, other: Tensor) -> Tensor:
         along = self.along(u, other)
         across = other - along * u
         size = across.norm(dim=-1, keepdim=True)
         angle = torch.atan2(size, self.radius * along)
         return self.radius * angle * across / size.clamp(min=torch.finfo(u.dtype).tiny)
+
+
+def surface_of(norm: Norm, width: int) -> Flat:
+    """Where the states that the norm leaves are."""
+    if isinstance(norm, NoNorm):
+        return Flat()
+    return Sphere(width**0.5, centred=isinstance(norm, LayerNorm))
 
 
 class TokenLandscape:
@@ -108,14 +127,12 @@ class TokenLandscape:
     ):
         check(idx.shape[0] == 1, "idx", tuple(idx.shape), "one text, of shape (1, tokens)")
         check(0 <= token < idx.shape[1], "token", token, f"in 0 .. {idx.shape[1] - 1}")
-        self.token, norm = token, model.energy_block.norm
+        self.token = token
         with torch.no_grad():
             states = list(model.states(idx, steps=steps, extra=extra, dropout=False))
             self.field = Field(model, states[0], extra=extra, past=states[-1])
         self.states = torch.cat(states)
-        self.surface = Flat()
-        if not isinstance(norm, NoNorm):
-            self.surface = Sphere(model.cfg.width**0.5, centred=isinstance(norm, LayerNorm))
+        self.surface = surface_of(model.energy_block.norm, model.cfg.width)
 
     def __call__(self, u: Tensor) -> Tensor:
         """Energies of the points u, (points, D)."""

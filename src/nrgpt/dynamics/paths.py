@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..check import check
 from .landscape import Flat, Function, gradient, minimise
+from .sampling import Heat, walk
 from .short import short
 
 
@@ -112,16 +113,15 @@ def escape_times(
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """Steps of Langevin dynamics until each walker has left the minimum's basin, to within
-    ``look_every``; infinite for those that stay. u <- u - rate grad f + sqrt(2 rate T) noise."""
-    check(temperature >= 0, "temperature", temperature, "at least 0")
-    u = minimum.expand(walkers, -1).clone()
+    ``look_every``; infinite for those that stay."""
     times = torch.full((walkers,), float("inf"))
+    walking = walk(
+        f, surface, minimum.expand(walkers, -1), Heat(temperature, rate, generator=generator)
+    )
     for step in track(range(1, steps + 1), "escapes", transient=True):
-        noise = surface.tangent(u, torch.empty_like(u).normal_(generator=generator))
-        move = -rate * gradient(f, surface, u) + (2 * rate * temperature) ** 0.5 * noise
-        u = surface.retract(u + move)
+        point, _ = next(walking)
         if step % look_every == 0:
-            below = minimise(f, surface, u, iterations=300, tolerance=1e-4).u
+            below = minimise(f, surface, point.u, iterations=300, tolerance=1e-4).u
             away = (below - minimum).norm(dim=-1).cpu() > distance * float(minimum.norm() + 1)
             times[away & times.isinf()] = step
             if bool(times.isfinite().all()):

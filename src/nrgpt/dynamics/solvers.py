@@ -4,7 +4,7 @@ plain         x <- x + u with u = -eta dE/dg: the model's own steps
 backtracking  x <- x + s u with s = 1, 1/2, 1/4, ... for each token, until its energy does not rise
 momentum      v <- mu v + u, x <- x + v
 anderson      plain steps, extrapolated from the last few; a plain step where that would raise E
-langevin      x <- x + u + sqrt(2 T) noise, with temperature T
+langevin      samples exp(-E / T) at a temperature T, where the norm leaves a density to sample
 """
 
 from abc import ABC, abstractmethod
@@ -16,6 +16,8 @@ from torch import Tensor
 from ..check import check
 from ..model.step import Observation
 from .field import Field
+from .landscape import surface_of
+from .sampling import Heat, Point
 
 
 class Solver(ABC):
@@ -112,14 +114,51 @@ class Anderson(Solver):
 
 
 class Langevin(Solver):
-    def __init__(self, temperature: float, generator: torch.Generator | None = None):
+    """Samples instead of descending: see ``sampling``. Tokens keep their size |x| (and, under
+    LayerNorm, their mean), and their directions walk on the sphere of the norm.
+
+    Where the past is fixed or settled, each token's states have, in the long run, Boltzmann's
+    weights exp(-E / T): nearly for small rates, exactly with ``metropolis`` (which looks twice a
+    step). Where the past moves, only the first token's do, whose landscape never changes. Every
+    other follows weights that change as its past walks, so the states together have no such law.
+    """
+
+    def __init__(
+        self,
+        temperature: float,
+        rate: float = 1e-2,
+        *,
+        metropolis: bool = False,
+        generator: torch.Generator | None = None,
+    ):
+        self.heat = Heat(temperature, rate, metropolis=metropolis, generator=generator)
         super().__init__()
-        check(temperature >= 0, "temperature", temperature, "at least 0")
-        self.temperature, self.generator = temperature, generator
+
+    def begin(self) -> None:
+        super().begin()
+        self.accepted: list[float] = []
+        """The share of tokens that moved, at each step since ``begin``."""
 
     def step(self, field: Field, look: Observation, x: Tensor, t: int) -> Tensor:
-        noise = torch.empty_like(x).normal_(generator=self.generator)
-        return x + look.update + (2 * self.temperature) ** 0.5 * noise
+        norm, width = field.plan.norm, x.shape[-1]
+        surface, inner, r = surface_of(norm, width), norm.centred(x), norm.scale(x)
+        # x less its mean is size u, with |u|^2 = D; it gives the norm's output size u / r.
+        size = inner.norm(dim=-1, keepdim=True) / width**0.5 if norm.gamma is not None else r
+
+        def at(u: Tensor, look: Observation) -> Point:
+            force = look.force if norm.gamma is None else norm.gamma * look.force
+            return Point(u, look.energy, surface.tangent(u, -force * size / r))
+
+        def state(u: Tensor) -> Tensor:
+            return x - inner + size * u
+
+        here = at(inner / size, look)
+        move, u = self.heat.propose(surface, here)
+        moved = torch.ones_like(here.energy, dtype=torch.bool)
+        if self.heat.metropolis:
+            moved = self.heat.accepts(surface, here, at(u, field.look(state(u), t)), move)
+        self.accepted.append(moved.double().mean().item())
+        return torch.where(moved.unsqueeze(-1), state(u), x)
 
 
 SOLVERS: dict[str, Any] = {

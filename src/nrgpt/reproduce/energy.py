@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from ..dynamics.convergence import settling_order
+from ..dynamics.descent import check_descent
 from ..dynamics.figures import energy_figure, save
 from ..dynamics.trajectory import Trajectory, trajectory
 from ..train.distributed import device_named
@@ -66,7 +67,9 @@ def cases(recipe: str = "ours", seeds: int = 1, quick: bool = False) -> list[Cas
         cfg = replace(cfg, QUICK if quick else {})
         labels = {"recipe": recipe, "rate": cfg.model.rate}
         found += Case(f"{recipe}-{steps}-steps", cfg, labels).with_seeds(seeds)
-    return found
+    cfg = replace(PRESETS["energy_30_steps_certified"](), QUICK if quick else {})
+    labels = {"recipe": "certified", "rate": cfg.model.rate}
+    return found + Case("certified-30-steps", cfg, labels).with_seeds(seeds)
 
 
 def measure(case: Case, run: Path, record: Record) -> Row:
@@ -76,7 +79,8 @@ def measure(case: Case, run: Path, record: Record) -> Row:
     length = min(TOKENS, case.cfg.model.context)
     tokens = torch.from_numpy(loaded.first_tokens("val", length + 1).read(0, length + 1))
     text = tokens.to(loaded.model.tokens.device)[None]
-    seen = trajectory(loaded.model.double(), text[:, :-1], text[:, 1:])
+    model = loaded.model.double()
+    seen = trajectory(model, text[:, :-1], text[:, 1:])
     buffer, arrays = io.BytesIO(), seen.arrays()
     kept = {n: a for n, a in arrays.items() if n.startswith("energy_") or n in BESIDE}
     np.savez_compressed(buffer, **kept)  # type: ignore[arg-type]  # allow_pickle is no array
@@ -89,6 +93,8 @@ def measure(case: Case, run: Path, record: Record) -> Row:
         "lower_at_the_end": (total[-1] < total[0]).double().mean().item(),
         "rising_steps": (changes > 0).double().mean().item(),
         "rising_late_steps": (late > 0).double().mean().item(),
+        "first_token_rises": (changes[:, 0] > 0).sum().item(),
+        "rising_with_frozen_past": check_descent(model, text[:, :-1]).frozen.share,
         "last_change": (changes[-1].abs().mean() / (total[-1] - total[0]).abs().mean()).item(),
         "size_first": seen.size[0].mean().item(),
         "size_last": seen.size[-1].mean().item(),
