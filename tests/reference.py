@@ -157,6 +157,36 @@ def writing(cfg: ModelConfig, w: Weights, g: Tensor, term: str, start: Tensor | 
     return sigma(cfg, z) @ w[f"{p}.W_2"].T
 
 
+def sequence_energy(cfg: ModelConfig, w: Weights, g: Tensor) -> Tensor:
+    """E_A of every token of an Energy Transformer, all of which may move, (batch, tokens)."""
+    p = "blocks.0.energy.terms.attention"
+    beta = cfg.beta or 1 / math.sqrt(cfg.width / cfg.heads)
+    alpha = w.get(f"{p}.alpha", torch.ones(cfg.heads, dtype=g.dtype))
+    if cfg.safeguard == "cone" and f"{p}.alpha" in w:
+        alpha = torch.log1p(torch.exp(alpha))
+    if cfg.coupling == "full":
+        J = w[f"{p}.J"]
+    else:
+        W_Q, W_K = (w[f"{p}.W_{c}"].unflatten(0, (cfg.heads, -1)) for c in "QK")
+        J = W_K.mT @ W_Q
+    energies = []
+    for A in range(g.shape[1]):
+        seen = {"others": set(range(g.shape[1])) - {A}, "all": range(g.shape[1])}
+        E = torch.zeros(g.shape[0], dtype=g.dtype)
+        if others := sorted(seen.get(cfg.sight, range(A))):
+            scores = torch.einsum("bni,hij,bj->bhn", g[:, others], J, g[:, A])
+            E = -(alpha * torch.log(torch.exp(beta * scores).sum(-1)) / beta).sum(-1)
+        energies.append(E)
+    return torch.stack(energies, 1) + feedforward_energy(cfg, w, g)
+
+
+def et_step(cfg: ModelConfig, w: Weights, x: Tensor, t: int) -> Tensor:
+    g = norm(cfg, w, "blocks.0.norm", x)
+    g = g if g.requires_grad else g.clone().requires_grad_()
+    slope = torch.autograd.grad(sequence_energy(cfg, w, g).sum(), g, create_graph=True)[0]
+    return x - torch.einsum("bnij,bnj->bni", eta(cfg, w, t, x, "attention"), slope)
+
+
 def eta(cfg: ModelConfig, w: Weights, t: int, x: Tensor, term: str) -> Tensor:
     """The inference rate as a matrix for every token, shape (batch, tokens, D, D)."""
     p = "blocks.0.rate"
@@ -259,9 +289,11 @@ def transformer_step(
 
     def attention(g: Tensor) -> Tensor:
         q, k, v = (
-            (g @ w[f"{p}.attention.W_{c}"].T + w.get(f"{p}.attention.b_{c}", 0)).unflatten(
-                -1, (cfg.heads, -1)
-            )
+            (
+                g @ w[f"{p}.attention.W_{c}"].T + w.get(f"{p}.attention.b_{c}", 0)
+                if f"{p}.attention.W_{c}" in w
+                else g
+            ).unflatten(-1, (cfg.heads, -1))
             for c in "QKV"
         )
         scores = torch.einsum("bahy,bchy->bhac", q, k) * (
@@ -270,6 +302,8 @@ def transformer_step(
         future = torch.ones(g.shape[1], g.shape[1]).triu(1).bool()
         weights = torch.softmax(scores.masked_fill(future, -math.inf), -1)
         out = torch.einsum("bhac,bchy->bahy", weights, v).flatten(-2)
+        if cfg.values == "identity":
+            return out
         return out @ w[f"{p}.attention.W_P"].T + w.get(f"{p}.attention.b_P", 0)
 
     def feedforward(g: Tensor) -> Tensor:
@@ -288,6 +322,53 @@ def transformer_step(
     return x + feedforward(norm(cfg, w, f"{p}.norm_2", x))
 
 
+def ebt_states(cfg: ModelConfig, w: Weights, idx: Tensor) -> list[Tensor]:
+    """What an Energy-Based Transformer says after each step, place by place, (batch, tokens, V)."""
+    p, layers = "blocks.0", range(cfg.layers)
+    beta = cfg.beta or 1 / math.sqrt(cfg.width / cfg.heads)
+
+    def linear(x: Tensor, name: str, bias: str) -> Tensor:
+        return x @ w[name].T + w.get(bias, 0)
+
+    def layer(number: int, x: Tensor, before: list[Tensor]) -> Tensor:
+        """One token, which sees the earlier ones ``before`` it, as they are here, and itself."""
+        a, f = f"{p}.stack.{number}.attention", f"{p}.stack.{number}.feedforward"
+        g = [norm(cfg, w, f"{p}.stack.{number}.norm_1", y) for y in [*before, x]]
+        q, keys, values = (
+            torch.stack([linear(y, f"{a}.W_{c}", f"{a}.b_{c}") for y in some], 1)
+            for some, c in ((g[-1:], "Q"), (g, "K"), (g, "V"))
+        )
+        q, keys, values = (y.unflatten(-1, (cfg.heads, -1)) for y in (q, keys, values))
+        weights = torch.softmax(beta * torch.einsum("bhy,bnhy->bhn", q[:, 0], keys), -1)
+        mixed = torch.einsum("bhn,bnhy->bhy", weights, values).flatten(1)
+        x = x + linear(mixed, f"{a}.W_P", f"{a}.b_P")
+        g_2 = norm(cfg, w, f"{p}.stack.{number}.norm_2", x)
+        return x + linear(sigma(cfg, linear(g_2, f"{f}.W_1", f"{f}.b_1")), f"{f}.W_2", f"{f}.b_2")
+
+    observed: list[list[Tensor]] = [[] for _ in layers]
+    said: list[list[Tensor]] = [[] for _ in range(cfg.steps)]
+    for A in range(idx.shape[1]):
+        x = w["tokens"][idx[:, A]] + w["positions"][A]
+        for i in layers:
+            y = layer(i, x, observed[i])
+            observed[i].append(x)
+            x = y
+        v = torch.zeros(len(idx), cfg.vocab_size, dtype=x.dtype, requires_grad=True)
+        for t in range(cfg.steps):
+            h = torch.softmax(v, -1) @ w[f"{p}.candidates"] + w[f"{p}.places"][A]
+            for i in layers:
+                h = layer(i, h, observed[i])
+            if cfg.norm != "none":
+                y = h - h.mean(-1, keepdim=True) if cfg.norm == "layernorm" else h
+                gamma, eps = w[f"{p}.norm.gamma"], cfg.norm_eps
+                h = gamma * y / torch.sqrt((y * y).mean(-1, keepdim=True) + eps)
+                h = h + w.get(f"{p}.norm.delta", 0)
+            slope = torch.autograd.grad((h @ w[f"{p}.w"]).sum(), v, create_graph=True)[0]
+            v = v - w[f"{p}.log_c"].exp() * cfg.vocab_size * slope
+            said[t].append(v)
+    return [torch.stack(places, 1) for places in said]
+
+
 def logits(cfg: ModelConfig, w: Weights, idx: Tensor, steps: int | None = None) -> Tensor:
     x = w["tokens"][idx] + w["positions"][: idx.shape[1]]
     if cfg.block == "nrgpt":
@@ -302,6 +383,8 @@ def logits(cfg: ModelConfig, w: Weights, idx: Tensor, steps: int | None = None) 
     for t in range(steps or cfg.steps):
         if cfg.block == "nrgpt":
             x = nrgpt_step(cfg, w, x, t, start)
+        elif cfg.block == "et":
+            x = et_step(cfg, w, x, t)
         else:
             x = transformer_step(cfg, w, x, t)
     head = w["tokens"] if cfg.tied else w["head"]

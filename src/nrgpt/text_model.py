@@ -135,11 +135,11 @@ class TextModel:
         tokens = self.encode(text)
         idx = torch.tensor([tokens], device=self.device)
         targets = torch.tensor([[*tokens[1:], IGNORED_TARGET]], device=self.device)
-        top, has_energy = min(5, self.model.cfg.vocab_size), self.model.cfg.block == "nrgpt"
-        seen = trajectory(
-            self.model, idx, targets, **{"energies": has_energy, "top": top} | options
+        top, has_energy = min(5, self.model.cfg.vocab_size), self.model.is_watched
+        options = {"energies": has_energy, "top": top} | options
+        return replace(
+            trajectory(self.model, idx, targets, **options), label=token_label(self.tokenizer)
         )
-        return replace(seen, label=token_label(self.tokenizer))
 
     @torch.no_grad()
     def energies(

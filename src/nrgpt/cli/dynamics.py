@@ -79,7 +79,7 @@ def trajectory(
     folder = folder_to_write(to or folder_for_results(loaded.folder) / "trajectory")
     both = torch.tensor([tokens], device=loaded.model.tokens.device)
     top = min(5, loaded.cfg.model.vocab_size)
-    energies = loaded.cfg.model.block == "nrgpt" if energies is None else energies
+    energies = loaded.model.is_watched if energies is None else energies
     seen = watch(loaded.model, both[:, :-1], both[:, 1:], steps, energies=energies, top=top)
     label = token_label(loaded.tokenizer)
     try:

@@ -16,7 +16,7 @@ from ..evaluate.tasks import known_tasks, mmlu_folder, run_tasks
 from ..evaluate.text import Measure, load_measures, text_metrics
 from ..extras import need
 from ..measure.listops import listops_accuracy
-from ..measure.loss import bits_of_text, split_loss
+from ..measure.loss import bits_of_text, masked_loss, split_loss
 from ..train.runs import Run
 from .common import (
     Steps,
@@ -107,6 +107,10 @@ def losses(loaded: Run, split: str, steps: int | None, stride: int | None) -> di
     """Print the loss, in nats and in bits, and the accuracy on ListOps. Return them for JSON."""
     dataset = loaded.dataset()
     tokens = dataset.tokens(split)
+    if loaded.cfg.masking is not None:
+        found = masked_loss(loaded.model, tokens, loaded.cfg.masking, steps=steps)
+        screen.print(f"{split} loss {found.loss:.4f} nats, of {found.tokens:,} missing tokens")
+        return {"loss": dataclasses.asdict(found)}
     loss = split_loss(loaded.model, tokens, stride=stride, steps=steps, progress=True)
     bits = bits_of_text(loss, tokens, dataset.tokenizer)
     table = Table()

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from ..check import check
 from ..kernels.graph import Graphed
 from ..model.network import Network
 from ..model.step import Extra
@@ -35,7 +36,8 @@ def make_decoder(
 ) -> "Decoder":
     """The recorded one on a GPU, if there is a cache and no extra term, which might not be possible
     to record."""
-    if model.tokens.is_cuda and kind != "none" and not extra:
+    is_recorded = model.cfg.block not in ("et", "ebt") and kind != "none" and not extra
+    if model.tokens.is_cuda and is_recorded:
         return GraphedDecoder(model, prompts, kind, steps)
     return Decoder(model, prompts, kind, steps, extra)
 
@@ -52,6 +54,14 @@ class Decoder:
         steps: int | None = None,
         extra: Extra | None = None,
     ):
+        if model.cfg.block == "et":
+            raise ValueError(
+                "block = 'et': its tokens see later ones, so it cannot continue texts. To complete "
+                "one, put token vocab_size - 1 where a token is missing, and call the model"
+            )
+        if model.cfg.block == "ebt":
+            check(kind != "frozen", "cache", kind, "'exact' or 'none' with block = 'ebt'")
+            kind = "none"  # exact, and slow: every token computes the whole text
         self.model, self.kind, self.extra = model, kind, extra
         self.steps = model.check_steps(steps)
         if kind == "frozen" and model.cfg.block == "gpt":

@@ -42,7 +42,8 @@ class Rise:
 @dataclass(frozen=True)
 class Descent:
     parallel: Rise
-    """In the forward pass, all tokens at once. With a settled past the other two are the same."""
+    """In the forward pass, all tokens at once. With a settled past the other two are the same, and
+    so they are of the one energy of an Energy Transformer."""
     within: Rise
     frozen: Rise
     settled: bool
@@ -73,6 +74,9 @@ def check_descent(
     True
     """
     steps = model.check_steps(steps)
+    if model.cfg.block == "et":
+        whole = rise_of_states(sequence_energies(model, idx, steps, extra))
+        return Descent(whole, whole, whole, True)
     start = model.begin(idx, extra)
     field = Field(model, start, extra=extra)
     energies, afterwards = [], []
@@ -87,6 +91,14 @@ def check_descent(
     states = Field(model, start, extra=extra, past=x).roll(start, steps + 1)
     frozen = rise_of_states([look.energy for _, look in states])
     return Descent(parallel, within, frozen, False)
+
+
+def sequence_energies(model: Network, idx: Tensor, steps: int, extra: Extra | None) -> list[Tensor]:
+    """The one energy of each text, (batch, 1), before the first step and after each."""
+    plan = model.energy_block.plan(extra)
+    states = model.states(idx, steps=steps, extra=extra, dropout=False)
+    energies = (torch.stack(list(plan.energies(x).values())) for x in states)
+    return [energy.sum((0, -1))[:, None] for energy in energies]
 
 
 def rise_of_states(energies: list[Tensor]) -> Rise:

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..check import check_choice
+from ..model.candidate import CandidatePlan
 from ..model.network import IGNORED_TARGET, Network
 from ..model.norm import Norm
 from ..model.step import Extra, Observation, Plan
@@ -221,7 +222,7 @@ def stream_trajectory(
     [0, 1, 2]
     """
     steps = model.check_steps(steps)
-    if energies:
+    if energies and not model.is_watched:
         _ = model.energy_block  # raises for a baseline
     if targets is not None and targets.shape != idx.shape:
         raise ValueError(
@@ -239,13 +240,13 @@ def stream_trajectory(
 
     @torch.no_grad()
     def watch() -> Iterator[Step]:
-        norm = model.energy_block.norm if model.cfg.block == "nrgpt" else model.final_norm
+        norm = model.energy_block.norm if model.cfg.has_energy else model.final_norm
         x, g_before = start, None
         for t in range(steps + 1):
             with precisely:  # left before each yield: it must not reach the caller
                 plan, found, felt = plans.at(t), {}, Felt()
                 if energies:
-                    assert isinstance(plan, Plan)
+                    assert isinstance(plan, (Plan, CandidatePlan))
                     look = plan.observe(x, t, memory)
                     found, g = {"total": look.energy, **look.energies}, look.g
                     felt = Felt.of(look, x, norm)

@@ -21,6 +21,7 @@ def about(
     examples: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Without weights. ``expressions``: texts are ListOps, as people write it."""
+    model.check_continues("nrgpt explore")
     is_symbols = isinstance(tokenizer, SymbolTokenizer)
     has_energy = model.cfg.block == "nrgpt"
     return {

@@ -58,6 +58,7 @@ def export_run(
 
 def wrapped(model: LanguageModel) -> NRGPTForCausalLM:
     """The model in transformers' interface, sharing its weights."""
+    model.check_continues("nrgpt export")
     wrapper = NRGPTForCausalLM(NRGPTConfig.from_model_config(model.cfg))
     wrapper.language_model = model
     return wrapper.train(model.training)

@@ -1,15 +1,19 @@
 """A model's loss on a split: a quick estimate, or exactly, also in bits per character or byte."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import track
+from torch import Tensor
 
 from ..check import check
+from ..data.masking import IGNORED, Masking
 from ..data.shards import TokenStream
 from ..data.tokenizer import Tokenizer
 from ..kernels.loss import plain_loss
@@ -26,10 +30,14 @@ class SplitLoss:
     least_context: int
 
 
+class Batches(Protocol):
+    """A stream whose batches are next-token predictions, or texts to complete."""
+
+    def batch(self, *, seed: int, step: int, size: int, context: int) -> tuple[Tensor, Tensor]: ...
+
+
 @torch.no_grad()
-def estimated_loss(
-    model: Network, stream: TokenStream, *, batches: int, size: int, seed: int
-) -> float:
+def estimated_loss(model: Network, stream: Batches, *, batches: int, size: int, seed: int) -> float:
     """Mean over random batches, as in nanoGPT. The same seed gives the same batches."""
     device = model.tokens.device
     total = torch.zeros((), device=device)
@@ -65,6 +73,8 @@ def split_loss(
     it. A stride of 1 gives every token its full context, which is slow; the default is context / 4.
     ``size`` windows are computed at a time.
     """
+    if model.cfg.block == "et":
+        raise ValueError("block = 'et': it predicts missing tokens, not the next: see masked_loss")
     context = model.cfg.context
     stride = max(1, context // 4) if stride is None else stride
     check(1 <= stride <= context, "stride", stride, f"in 1 .. context = {context}")
@@ -85,6 +95,37 @@ def split_loss(
         total += losses[is_counted].to(exact).double().sum()
         tokens += sum(count for _, count in windows)
     return SplitLoss(total.item() / tokens, tokens, context - stride + 1)
+
+
+@torch.no_grad()
+def masked_loss(
+    model: Network,
+    stream: TokenStream,
+    masking: Masking,
+    *,
+    steps: int | None = None,
+    size: int = 32,
+    seed: int = 0,
+) -> SplitLoss:
+    """The mean loss at missing tokens, over all disjoint windows of the split, each as long as the
+    context. Which tokens are missing is a function of ``seed``."""
+    context, device = model.cfg.context, model.tokens.device
+    length = min(context, len(stream))
+    total, tokens = 0.0, 0
+    for i, starts in enumerate(windows_of(len(stream), length, size)):
+        texts, targets = masking(stream.windows(starts, length), seed=seed, step=i)
+        count = int((targets != IGNORED).sum())
+        _, loss = model(texts.to(device), targets.to(device), steps=steps, dropout=False)
+        assert loss is not None
+        total, tokens = total + loss.item() * count, tokens + count
+    return SplitLoss(total / tokens, tokens, length - 1)
+
+
+def windows_of(tokens: int, length: int, size: int) -> Iterator[np.ndarray]:
+    """Where disjoint windows begin, ``size`` at a time."""
+    starts = length * np.arange(tokens // length)
+    for first in range(0, len(starts), size):
+        yield starts[first : first + size]
 
 
 def batches_of_windows(

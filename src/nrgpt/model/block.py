@@ -27,6 +27,9 @@ class Steps(Protocol):
         self, x: Tensor, t: int, memory: Memory | None = None, masks: Tensor | None = None
     ) -> Tensor: ...
 
+    def begin(self, x: Tensor, memory: Memory | None = None) -> tuple[Tensor, Memory | None]:
+        """From embeddings to the state that the steps start in, and the memory that they see."""
+
     def keep(self, x: Tensor, t: int, memory: Memory) -> None:
         """Let the memory hold the keys of x as those of step t."""
 
@@ -99,10 +102,14 @@ class EnergyBlock(Block):
         super().__init__()
         self.norm = make_norm(cfg, learn_gamma=cfg.learn_gamma, learn_delta=cfg.learn_delta)
         kinds = {name: cfg.feedforward if name == "feedforward" else name for name in cfg.terms}
-        self.energy = TotalEnergy({name: ENERGIES[kind](cfg) for name, kind in kinds.items()})
+        self.energy = TotalEnergy({name: self.make_term(kind, cfg) for name, kind in kinds.items()})
         self.rate = make_rate(cfg)
         self.settled = cfg.past == "settled"
         self.safeguard, self.margin = cfg.safeguard == "cone", cfg.margin
+
+    def make_term(self, kind: str, cfg: ModelConfig) -> EnergyTerm:
+        term: EnergyTerm = ENERGIES[kind](cfg)
+        return term
 
     def guarantees(self, extra: Extra | None = None) -> Certificate:
         """Is descent proved, at the present weights? If not, which part is to blame?"""

@@ -44,6 +44,8 @@ class Certificate:
     settled: bool = False
     """Whether the past stands still in the forward pass, so that it is the forward pass of which
     this speaks."""
+    whole: bool = False
+    """Whether it speaks of one energy of the whole sequence, and so of the forward pass too."""
     check: Any = None
     """What was measured on data, if asked for: a nrgpt.dynamics.descent.Descent."""
 
@@ -58,6 +60,8 @@ class Certificate:
     @property
     def condition(self) -> str:
         """Under which the energies fall."""
+        if self.whole:
+            return "in the forward pass (one energy for the whole sequence)"
         if self.settled:
             return "in the forward pass (the past is settled)"
         return "while the past stands still (in the forward pass it moves)"

@@ -1,7 +1,7 @@
 """What decides a model: its shape, its energy, and where its weights start."""
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 from ..check import check, check_choice, strict, suggestion
 from .registry import BUILT_IN, known_energies
@@ -12,7 +12,8 @@ class ModelConfig:
     """Everything that decides a LanguageModel's shape and its starting point.
 
     The defaults follow the paper's text. Fields that only one kind of block reads are marked:
-    [nrgpt], or [baselines] for gpt, rgpt and rgpt_parallel.
+    [nrgpt], [baselines] for gpt, rgpt and rgpt_parallel, [et] or [ebt]. An et has an energy and
+    reads most of what is marked [nrgpt] as well.
     """
 
     vocab_size: int = 50_257
@@ -23,7 +24,9 @@ class ModelConfig:
     heads: int = 12
     steps: int = 12
     """T: inference steps of a recurrent block; for gpt, the number of distinct blocks."""
-    block: Literal["nrgpt", "gpt", "rgpt", "rgpt_parallel"] = "nrgpt"
+    block: Literal["nrgpt", "gpt", "rgpt", "rgpt_parallel", "et", "ebt"] = "nrgpt"
+    """nrgpt; the matched baselines gpt, rgpt and rgpt_parallel; or its neighbours: et, an Energy
+    Transformer, and ebt, an Energy-Based Transformer (docs/neighbours.md)."""
 
     mask: Literal["strict", "released", "inclusive"] = "strict"
     """[nrgpt] Which tokens B a token A attends to: B < A; B <= A as the authors' code does it,
@@ -63,6 +66,15 @@ class ModelConfig:
     """Learn delta of the block's LayerNorm (fixed at 0 otherwise; RMSNorm has none)."""
     separate_norms: bool = False
     """[rgpt_parallel] One norm before attention and another before the feed-forward part."""
+    values: Literal["own", "identity"] = "own"
+    """[baselines] identity: attention without value and projection matrices, as in simplified
+    transformer blocks: each head mixes its part of g as it is."""
+    sight: Literal["others", "all", "earlier"] = "others"
+    """[et] Which tokens a token attends to. Whichever they are, it also feels those that attend to
+    it, so that no et is causal."""
+    layers: int = 4
+    """[ebt] Layers of the transformer whose output is a candidate's energy; ``steps`` are those of
+    its descent."""
 
     rate: Literal[
         "identity",
@@ -81,7 +93,7 @@ class ModelConfig:
     rate_init: Literal["identity", "random"] = "identity"
     """[nrgpt] Where a matrix eta starts: at rate_scale times 1, or at random (std init_std)."""
     rate_scale: float = 1.0
-    """[nrgpt] The initial size c of eta."""
+    """[nrgpt, ebt] The initial size c of eta."""
     rate_rank: int | None = None
     """[nrgpt] Rows D' of U in eta = U^T U + V - V^T; None is width."""
 
@@ -121,12 +133,12 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         counted = ("vocab_size", "context", "width", "heads", "steps", "hidden_factor")
-        for name in (*counted, "prelude_loops"):
+        for name in (*counted, "prelude_loops", "layers"):
             value = getattr(self, name)
             check(value >= 1, name, value, "at least 1")
         check(self.prelude >= 0, "prelude", self.prelude, "at least 0")
         check(0 <= self.margin < 1, "margin", self.margin, "in [0, 1)")
-        splits_width = not (self.block == "nrgpt" and self.coupling == "full")
+        splits_width = not (self.has_energy and self.coupling == "full")
         divides = self.width % self.heads == 0 or not splits_width
         check(divides, "heads", self.heads, f"a divisor of width = {self.width}")
         self.check_terms()
@@ -139,7 +151,23 @@ class ModelConfig:
         check(eps_is_fine, "norm_eps", self.norm_eps, "at least 0 and finite")
         if self.block == "nrgpt":
             self.check_descent()
+        self.check_neighbours()
         self.check_no_idle_options()
+
+    @property
+    def has_energy(self) -> bool:
+        """Whether its block is the gradient of an energy of each token, or of all tokens."""
+        return self.block in ("nrgpt", "et")
+
+    def check_neighbours(self) -> None:
+        """What an et and an ebt cannot be combined with."""
+        only: dict[str, dict[str, Any]] = {
+            "et": {"past": "moving", "write": "tied"},
+            "ebt": {"dropout": 0.0, "tied": True, "head_bias": False},
+        }
+        for name, wanted in only.get(self.block, {}).items():
+            value = getattr(self, name)
+            check(value == wanted, name, value, f"{wanted!r} with block = {self.block!r}")
 
     @property
     def kinds(self) -> set[str]:
@@ -191,12 +219,13 @@ class ModelConfig:
             ("learn_gamma", not has_norm, "norm"),
             ("learn_delta", self.norm != "layernorm", "norm"),
         ]
-        if self.block == "nrgpt":
+        if self.has_energy:
             kinds = self.kinds
             has_matrix = self.rate.startswith(("free", "psd_skew"))
             is_own = not kinds <= set(BUILT_IN)  # an energy of one's own may read any field
             has_attention = "attention" in kinds or is_own
             has_layers = self.prelude > 0 and self.prelude_block != "shared"
+            has_layers = has_layers and self.block == "nrgpt"
             has_feedforward = bool(kinds - {"attention"}) or has_layers
             acts = {"ff1", "ff2w", "ff2"} | ({"memory"} if self.write == "free" else set())
             has_activation = bool(kinds & acts) or is_own or has_layers
@@ -216,6 +245,9 @@ class ModelConfig:
                 ("rate_rank", not self.rate.startswith("psd_skew"), "rate"),
                 ("margin", self.safeguard == "none", "safeguard"),
                 ("drive", self.past == "moving", "past"),
+                ("mask", self.block == "et", "block"),
+                ("prelude", self.block == "et", "block"),
+                ("start", self.block == "et", "block"),
                 ("prelude_loops", self.prelude == 0, "prelude"),
                 ("prelude_block", self.prelude == 0, "prelude"),
             ]

@@ -41,3 +41,9 @@ def bilinear_norms(A: Tensor, B: Tensor) -> Tensor:
     if both.shape[-2] < both.shape[-1]:
         return largest_eigenvalue(swapped @ both.mT)
     return largest_eigenvalue(A.mT @ B + B.mT @ A)
+
+
+def bilinear_size(A: Tensor, B: Tensor) -> Tensor:
+    """A bound on the spectral norm of A^T B, for A and B of shape (..., rows, D): its square is an
+    eigenvalue of (A A^T) (B B^T)."""
+    return largest_eigenvalue((A @ A.mT) @ (B @ B.mT)).sqrt()

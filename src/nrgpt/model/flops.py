@@ -34,6 +34,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from .block import Block, EnergyBlock
+from .candidate import CandidateBlock
 from .config import ModelConfig
 from .network import Network
 from .planned import total_curvature
@@ -59,9 +60,12 @@ def flops_per_token(
     per_step = sum(parts_per_step(cfg, N, causal=causal).values())
     once = folding(cfg) / (batch * N)
     before = sum(parts_before(cfg, N, causal=causal).values())
-    forward = before + T * per_step + once + 2 * cfg.width * cfg.vocab_size
+    head = 0 if cfg.block == "ebt" else 2 * cfg.width * cfg.vocab_size
+    forward = before + T * per_step + once + head
     if not training:
         return forward
+    if cfg.block == "ebt":
+        return counted_training(cfg, N, T)
     return forward * (1 + BACKWARD) - BACKWARD * bounding(cfg) / (batch * N)
 
 
@@ -76,6 +80,10 @@ def parts_per_step(cfg: ModelConfig, tokens: int, *, causal: bool = False) -> di
             "attention": lambda: block.attention(x, joined, 0, None),
             "feedforward": lambda: block.feedforward(x),
         }
+    elif isinstance(block, CandidateBlock):
+        step = block.plan()
+        v, seen = step.begin(x)
+        parts = {"candidate": lambda: step.move(v, 0, seen)}
     else:
         assert isinstance(block, EnergyBlock)
         plan = block.plan()
@@ -107,10 +115,24 @@ def parts_before(cfg: ModelConfig, tokens: int, *, causal: bool = False) -> dict
     plans = model.plan()
     parts: dict[str, Callable[[], Any]] = {
         "prelude": lambda: [layer.move(x, 0) for layer in plans.prelude],
-        "keys": lambda: plans.settled and plans.settled.settle(x),
+        "keys": lambda: plans.blocks[0].begin(x),
     }
     counts = {name: count(part, causal=causal) for name, part in parts.items()}
     return {name: flops / tokens for name, flops in counts.items() if flops}
+
+
+@functools.lru_cache
+def counted_training(cfg: ModelConfig, tokens: int, steps: int) -> float:
+    """FLOPs of one token in an update that differentiates a descent: a little less than three times
+    the forward pass (with its slopes), because some factors there need no gradient."""
+    with torch.device("meta"):
+        model = Network(cfg).train()
+        idx = torch.zeros(1, tokens, dtype=torch.long)
+    with FlopCounterMode(display=False) as counter:
+        _, loss = model(idx, idx, steps=steps, want_logits=False)
+        assert loss is not None
+        loss.backward()
+    return counter.get_total_flops() / tokens
 
 
 @functools.lru_cache

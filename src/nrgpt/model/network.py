@@ -13,13 +13,15 @@ from torch.utils.checkpoint import checkpoint
 from ..kernels.loss import IGNORED_TARGET as IGNORED_TARGET
 from ..kernels.loss import head_loss, plain_loss
 from .block import Block, EnergyBlock, Steps
+from .candidate import CandidateBlock
 from .certificate import Certificate, Finding, Guarantee
 from .config import ModelConfig
 from .init import head, initialise, normal, parameter, zeros
-from .norm import make_norm
+from .norm import NoNorm, make_norm
 from .past import Memory
 from .prelude import Prelude
-from .step import Extra, Plan
+from .sequence import SequenceBlock
+from .step import Extra
 from .transformer import ParallelBlock, SequentialBlock
 
 
@@ -45,6 +47,10 @@ def make_blocks(cfg: ModelConfig) -> nn.ModuleList:
             return nn.ModuleList([SequentialBlock(cfg)])
         case "rgpt_parallel":
             return nn.ModuleList([ParallelBlock(cfg)])
+        case "et":
+            return nn.ModuleList([SequenceBlock(cfg)])
+        case "ebt":
+            return nn.ModuleList([CandidateBlock(cfg)])
 
 
 class Plans(NamedTuple):
@@ -52,8 +58,6 @@ class Plans(NamedTuple):
 
     prelude: list[Steps]
     blocks: list[Steps]
-    settled: Plan | None
-    """That of a block whose past is settled."""
     on_sphere: bool
 
     def at(self, t: int) -> Steps:
@@ -69,7 +73,7 @@ class Plans(NamedTuple):
             x = layer.move(x, i - len(self.prelude), memory, own)
         if self.on_sphere:
             x = x * x.square().mean(-1, keepdim=True).clamp(min=1e-12).rsqrt()
-        return x, memory if self.settled is None else self.settled.settle(x, memory)
+        return self.blocks[0].begin(x, memory)
 
 
 class Network(nn.Module):
@@ -92,7 +96,7 @@ class Network(nn.Module):
         self.positions = parameter(cfg.context, cfg.width, start=normal)
         self.prelude = Prelude(cfg)
         self.blocks = make_blocks(cfg)
-        self.final_norm = make_norm(cfg)
+        self.final_norm = NoNorm() if self.says_its_state else make_norm(cfg)
         self.head = None if cfg.tied else parameter(cfg.vocab_size, cfg.width, start=head)
         self.head_bias = parameter(cfg.vocab_size, start=zeros) if cfg.head_bias else None
         self.for_muon = initialise(self, cfg)
@@ -121,20 +125,30 @@ class Network(nn.Module):
         far less memory. ``last``: only that many tokens at the end have logits and count in the
         loss.
         """
-        options = {"steps": steps, "extra": extra, "masks": masks, "dropout": dropout}
-        x = self.last_state(idx, exits=exits, **options)
+        options: dict[str, Any] = {
+            "steps": steps,
+            "extra": extra,
+            "masks": masks,
+            "dropout": dropout,
+        }
         if targets is not None and targets.shape != idx.shape:
             raise ValueError(
                 f"targets have shape {tuple(targets.shape)}; they must have that of idx, "
                 f"{tuple(idx.shape)}"
             )
+        is_training = self.training if dropout is None else dropout
+        if self.says_its_state and targets is not None and is_training:
+            _, *states = self.states(idx, **options)  # trained on what it says after each step
+            losses = [plain_loss(x, targets) for x in states]
+            return (states[-1] if want_logits else None), torch.stack(losses).mean()
+        x = self.last_state(idx, exits=exits, **options)
         if last is not None:
             if not 1 <= last <= idx.shape[1]:
                 raise ValueError(
                     f"last = {last}: must be in 1 .. {idx.shape[1]}, the tokens of idx"
                 )
             x, targets = x[:, -last:], None if targets is None else targets[:, -last:]
-        if targets is not None and not want_logits:
+        if targets is not None and not want_logits and not self.says_its_state:
             return None, head_loss(self.final_norm(x), self.head_weight, self.head_bias, targets)
         logits = self.readout(x)
         return logits, None if targets is None else plain_loss(logits, targets)
@@ -212,8 +226,25 @@ class Network(nn.Module):
     def plan(self, extra: Extra | None = None, *, stacked: bool = False) -> Plans:
         """What the prelude and the blocks compute once; ``stacked`` for decoding."""
         blocks = [block.plan(extra, stacked=stacked) for block in self.blocks]  # type: ignore[operator]
-        settled = blocks[0] if self.is_settled else None
-        return Plans(self.prelude.plan(self.blocks[0], extra), blocks, settled, self.is_on_sphere)
+        return Plans(self.prelude.plan(self.blocks[0], extra), blocks, self.is_on_sphere)
+
+    @property
+    def says_its_state(self) -> bool:
+        """Whether states are logits, those of candidates, and there is no head."""
+        return self.cfg.block == "ebt"
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether its states, or candidates, have energies to look at."""
+        return self.cfg.has_energy or self.says_its_state
+
+    def check_continues(self, what: str) -> None:
+        """Refuse what is for models that continue texts token by token, with a cache."""
+        if self.cfg.block in ("et", "ebt"):
+            why = {"et": "completes texts, and continues none", "ebt": "has no cache"}
+            raise ValueError(
+                f"{what}: a model with block = {self.cfg.block!r} {why[self.cfg.block]}"
+            )
 
     @property
     def is_settled(self) -> bool:
@@ -284,6 +315,8 @@ class Network(nn.Module):
 
     def reader(self) -> Callable[[Tensor], Tensor]:
         """``readout`` as a function, with the present weights, for repeated use."""
+        if self.says_its_state:
+            return lambda x: x
         normalise, weight, bias = self.final_norm.function(), self.head_weight, self.head_bias
         return lambda x: F.linear(normalise(x), weight, bias)
 
@@ -307,7 +340,9 @@ class Network(nn.Module):
     def energy_block(self) -> EnergyBlock:
         block = self.blocks[0]
         if not isinstance(block, EnergyBlock):
-            raise ValueError(f"block = {self.cfg.block!r} has no energy; block = 'nrgpt' has")
+            raise ValueError(
+                f"block = {self.cfg.block!r} has no energy of a token's state; block = 'nrgpt' has"
+            )
         return block
 
     def energies(
@@ -324,8 +359,10 @@ class Network(nn.Module):
 
     def guarantees(self, extra: Extra | None = None) -> Certificate:
         """Is descent guaranteed, at the present weights? If not, which part is to blame?"""
-        if self.cfg.block != "nrgpt" and not extra:
+        if not self.cfg.has_energy and not extra:
             why = "a transformer block is not the gradient of an energy"
+            if self.cfg.block == "ebt":
+                why = "its energy is a transformer's output, and steps down it may be too large"
             return Certificate((Finding(f"block {self.cfg.block}", Guarantee.NONE, why),))
         return self.energy_block.guarantees(extra)
 

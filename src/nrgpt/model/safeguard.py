@@ -30,6 +30,7 @@ Where there is no force, y may stand. docs/equations.md has the proofs.
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -42,8 +43,9 @@ class Cone(NamedTuple):
     """How moves are kept from raising the energy."""
 
     norm: Norm
-    curvature: Tensor | None = None
-    """L, of all terms together; None: they are concave."""
+    curvature: Tensor | Callable[[Tensor], Tensor] | None = None
+    """L, of all terms together; a function of the state before, if it is another for each token,
+    (batch, tokens, 1); None: they are concave."""
     margin: float = 0.0
 
     def __call__(self, x: Tensor, y: Tensor, force: Tensor) -> Tensor:
@@ -51,6 +53,8 @@ class Cone(NamedTuple):
 
         All in float32 at least, under autocast too, which leaves sums and elementwise products
         alone: the push is a difference of large numbers."""
+        if callable(self.curvature):
+            return self._replace(curvature=self.curvature(x))(x, y, force)
         dtype = torch.promote_types(x.dtype, torch.float32)
         before, after, u = (v.to(dtype) for v in (x, y, force))
         if self.norm.gamma is None:
@@ -63,6 +67,7 @@ class Cone(NamedTuple):
         if self.curvature is None:
             push = dot(e, x - y) + rounding * (length(x) + length(y))
             return torch.where(size > 0, y + push.clamp(min=0) * e, y)
+        assert isinstance(self.curvature, Tensor)
         centre = u / self.curvature.clamp(min=tiny)
         away = y - x - centre
         radius, distance = length(centre), length(away)
@@ -90,7 +95,7 @@ class Cone(NamedTuple):
     def curved(self, x: Tensor, y: Tensor, force: Tensor) -> Tensor:
         """With y = A e + what is across it, of length B, W A + m >= k sqrt(A^2 + B^2) is wanted.
         For A = B tan(phi) that is sin(phi + psi) >= k B / R, with tan(psi) = m / W B."""
-        assert self.curvature is not None
+        assert isinstance(self.curvature, Tensor)
         numbers, D = torch.finfo(x.dtype), x.shape[-1]
         before, after, u = self.seen(x, y, force)
         longer = (length_squared(before) + self.floor(x)).sqrt()  # |(x, c)|

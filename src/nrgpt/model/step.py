@@ -55,7 +55,9 @@ class Plan:
         self.normalise = norm.function()
         self.kernels = kernels_for(like)
         terms = list(terms)
-        self.cone = Cone(norm, total_curvature(terms, norm), margin) if safeguard else None
+        self.cone: Cone | None = None
+        if safeguard:
+            self.cone = Cone(norm, total_curvature(terms, norm), margin)
         self.terms = [self.planned(name, term) for name, term in terms]
         is_one_sum = rate.is_folded or not rate.differs_by_term
         is_plain = self.cone is None and not settled and is_one_sum
@@ -77,6 +79,10 @@ class Plan:
         return torch.eye(self.rate.width, dtype=self.like.dtype, device=self.like.device)
 
     # One step ----------------------------------------------------------------------------------
+
+    def begin(self, x: Tensor, memory: Memory | None = None) -> tuple[Tensor, Memory | None]:
+        """Where the steps start, and what they see."""
+        return x, self.settle(x, memory) if self.settled else memory
 
     def settle(self, x: Tensor, memory: Memory | None = None) -> Settled:
         """What tokens that start in state x show and are driven by, at all steps."""

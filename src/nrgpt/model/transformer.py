@@ -17,7 +17,7 @@ from .step import Extra
 
 
 class Joined(NamedTuple):
-    """W_Q, W_K and W_V as one matrix, and their biases, if any, as one vector."""
+    """W_Q, W_K and W_V (if there is one) as one matrix, and their biases, if any, as one vector."""
 
     weight: Tensor
     bias: Tensor | None
@@ -31,6 +31,9 @@ class TransformerPlan(NamedTuple):
         self, x: Tensor, t: int, memory: Memory | None = None, masks: Tensor | None = None
     ) -> Tensor:
         return self.block.step(x, t, self.joined, memory, masks)
+
+    def begin(self, x: Tensor, memory: Memory | None = None) -> tuple[Tensor, Memory | None]:
+        return x, memory
 
     def keep(self, x: Tensor, t: int, memory: Memory) -> None:
         self.block.attention.read(self.block.attention_norm(x), self.joined, t, memory)
@@ -107,7 +110,8 @@ class ParallelBlock(TransformerBlock):
 
 
 class Attention(nn.Module):
-    """Causal multi-head self-attention of a GPT: B <= A, own keys, values and projection."""
+    """Causal multi-head self-attention of a GPT: B <= A, own keys, values and projection; or with
+    ``values="identity"`` neither values nor projection: each head mixes its part of g."""
 
     def __init__(self, cfg: ModelConfig):
         super().__init__()
@@ -116,28 +120,32 @@ class Attention(nn.Module):
         self.scale = cfg.score_scale
         self.W_Q = parameter(D, D, start=normal, muon="matrix")
         self.W_K = parameter(D, D, start=normal, muon="matrix")
-        self.W_V = parameter(D, D, start=normal, muon="matrix")
-        self.W_P = parameter(D, D, start=normal, muon="matrix")
+        own = cfg.values == "own"
+        self.W_V = parameter(D, D, start=normal, muon="matrix") if own else None
+        self.W_P = parameter(D, D, start=normal, muon="matrix") if own else None
         self.b_Q = parameter(D, start=zeros) if cfg.attention_bias else None
         self.b_K = parameter(D, start=zeros) if cfg.attention_bias else None
-        self.b_V = parameter(D, start=zeros) if cfg.attention_bias else None
-        self.b_P = parameter(D, start=zeros) if cfg.bias else None
+        self.b_V = parameter(D, start=zeros) if cfg.attention_bias and own else None
+        self.b_P = parameter(D, start=zeros) if cfg.bias and own else None
 
     def joined(self) -> Joined:
-        weight = torch.cat([self.W_Q, self.W_K, self.W_V])
-        if self.b_Q is None or self.b_K is None or self.b_V is None:
-            return Joined(weight, None)
-        return Joined(weight, torch.cat([self.b_Q, self.b_K, self.b_V]))
+        weights: list[Tensor] = [W for W in (self.W_Q, self.W_K, self.W_V) if W is not None]
+        biases: list[Tensor] = [b for b in (self.b_Q, self.b_K, self.b_V) if b is not None]
+        return Joined(torch.cat(weights), torch.cat(biases) if biases else None)
 
     def read(self, g: Tensor, joined: Joined, t: int, memory: Memory | None) -> tuple[Tensor, Past]:
         """Queries, and what they see."""
-        q, k, v = F.linear(g, *joined).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        read = F.linear(g, *joined)
+        if self.W_V is None:
+            read = torch.cat([read, g.to(read.dtype)], dim=-1)
+        q, k, v = read.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         return q, WholeText(t, (k, v)) if memory is None else memory.past(t, 0, (k, v))
 
     def forward(self, g: Tensor, joined: Joined, t: int, memory: Memory | None) -> Tensor:
         q, past = self.read(g, joined, t, memory)
         out = past.attend(q, self.scale, strict=False)
-        return F.linear(out.transpose(1, 2).flatten(-2), self.W_P, self.b_P)
+        out = out.transpose(1, 2).flatten(-2)
+        return out if self.W_P is None else F.linear(out, self.W_P, self.b_P)
 
 
 class FeedForward(nn.Module):

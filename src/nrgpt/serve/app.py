@@ -41,6 +41,7 @@ class Limits:
 
 
 def make_app(model: TextModel, *, limits: Limits | None = None, key: str | None = None) -> FastAPI:
+    model.model.check_continues("nrgpt serve")
     limits = limits or Limits()
     engine = Engine(model.model, rows=limits.running, waiting=limits.waiting)
 

@@ -5,6 +5,7 @@ from typing import Literal
 
 from ..check import check, strict
 from ..data.listops import ListOpsConfig
+from ..data.masking import Masking
 from ..model.config import ModelConfig
 
 
@@ -85,6 +86,11 @@ class TrainConfig:
     """Begin with the weights of a run folder, of zoo:NAME, or of an export (hf:FOLDER). The shape
     and the tokenizer must be its own; a shorter context, another number of steps, other data and
     another optimiser are fine."""
+    objective: Literal["next", "masked"] = "next"
+    """next: predict the next token. masked: complete texts of which tokens are missing; the last
+    token of model.vocab_size stands in their places, and only they count."""
+    masked_share: float = 0.15
+    """objective="masked": the share of tokens that are missing."""
     random_steps: tuple[int, ...] | None = None
     """(least, most): each update draws its number of inference steps from this range, so that the
     model may later be stopped early. None: always model.steps."""
@@ -146,6 +152,7 @@ class TrainConfig:
             check(is_range, "random_steps", steps, "(least, most) with 1 <= least <= most")
             fits = self.model.block != "gpt" or steps[1] <= self.model.steps
             check(fits, "random_steps", steps, "at most the blocks of this gpt")
+        self.check_objective()
         check(0 <= self.early_exits < 1, "early_exits", self.early_exits, "in [0, 1)")
         least = self.model.steps if self.random_steps is None else self.random_steps[1]
         fits = 1 <= self.first_exit < max(2, least)
@@ -153,7 +160,7 @@ class TrainConfig:
         idle = self.early_exits == 0 and self.first_exit != 1
         check(not idle, "first_exit", self.first_exit, "1 without early_exits")
         matrices = ("free", "free_per_term", "psd_skew", "state")
-        has_eta = self.model.block == "nrgpt" and self.model.rate in matrices
+        has_eta = self.model.has_energy and self.model.rate in matrices
         check(
             has_eta or not self.optimiser.muon_eta,
             "optimiser.muon_eta",
@@ -165,6 +172,30 @@ class TrainConfig:
         check(not idle, "sharded", self.sharded, "False with parallel = 'ddp'")
         too_long = self.optimiser.warmup >= self.iterations
         check(not too_long, "optimiser.warmup", self.optimiser.warmup, "less than iterations")
+
+    def check_objective(self) -> None:
+        block, masked = self.model.block, self.objective == "masked"
+        why = "'masked' with model.block = 'et', whose tokens see later ones"
+        check(masked or block != "et", "objective", self.objective, why)
+        check(0 < self.masked_share < 1, "masked_share", self.masked_share, "in (0, 1)")
+        idle = not masked and self.masked_share != TrainConfig.masked_share
+        check(not idle, "masked_share", self.masked_share, "left alone with objective = 'next'")
+        if block == "ebt":  # which has a loss after each step, and a derivative inside
+            for name in ("compile", "checkpoint_steps", "early_exits"):
+                value, default = getattr(self, name), getattr(TrainConfig, name)
+                check(value == default, name, value, f"{default} with model.block = 'ebt'")
+
+    @property
+    def masking(self) -> Masking | None:
+        """How tokens go missing, if they do."""
+        if self.objective == "next":
+            return None
+        return Masking(self.masked_share, self.model.vocab_size - 1)
+
+    @property
+    def more_tokens(self) -> int:
+        """How many tokens the model needs besides those of the data."""
+        return int(self.objective == "masked")
 
 
 BOOKKEEPING = {

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..check import check
 from ..data.listops import prepare_listops
+from ..data.masking import MaskedStream, Masking
 from ..data.shards import MANIFEST, Dataset, TokenStream, to_device
 from ..data.tokenizer import RANKS
 from ..files import locked, missing_folders, sealed, write_atomically
@@ -97,24 +98,30 @@ def make(cfg: DataConfig, folder: Path) -> None:
             prepare_shakespeare(folder)
 
 
-def check_vocabulary(cfg: DataConfig, vocab_size: int) -> None:
+def check_vocabulary(cfg: DataConfig, vocab_size: int, *, more: int = 0) -> None:
     """Refuse a vocabulary that ListOps does not fit into, before its data is drawn."""
-    if cfg.task == "listops" and (tokens := cfg.listops.tokenizer().vocab_size) > vocab_size:
+    if cfg.task == "listops":
+        check_fits("ListOps", cfg.listops.tokenizer().vocab_size, vocab_size, more)
+
+
+def check_fits(what: str, tokens: int, vocab_size: int, more: int) -> None:
+    """``more`` tokens are needed besides those of the data."""
+    if tokens + more > vocab_size:
+        beside = " and one stands for those that are missing" if more else ""
         raise ValueError(
-            f"model.vocab_size = {vocab_size}: ListOps has {tokens} tokens; "
-            f"add model.vocab_size={tokens}"
+            f"model.vocab_size = {vocab_size}: {what} has {tokens} tokens{beside}; "
+            f"add model.vocab_size={tokens + more}"
         )
 
 
-def open_dataset(cfg: DataConfig, vocab_size: int, *, verify: bool = True) -> Dataset:
-    """Open the dataset. It must be intact and the one asked for, and fit into the vocabulary."""
+def open_dataset(
+    cfg: DataConfig, vocab_size: int, *, more: int = 0, verify: bool = True
+) -> Dataset:
+    """Open the dataset. It must be intact and the one asked for, and fit into the vocabulary, with
+    room for ``more`` tokens."""
     dataset = Dataset.open(dataset_folder(cfg), verify=verify)
     check_identity(cfg, dataset)
-    if dataset.vocab_size > vocab_size:
-        raise ValueError(
-            f"model.vocab_size = {vocab_size}: {dataset.folder} has {dataset.vocab_size} tokens; "
-            f"add model.vocab_size={dataset.vocab_size}"
-        )
+    check_fits(str(dataset.folder), dataset.vocab_size, vocab_size, more)
     return dataset
 
 
@@ -142,8 +149,10 @@ class Streams:
     """The token streams of several runs, joined into one, so that a batch for all runs is a single
     gather. Runs may share a stream."""
 
-    def __init__(self, streams: Sequence[TokenStream], device: torch.device):
-        self.streams, self.device = streams, device
+    def __init__(
+        self, streams: Sequence[TokenStream], device: torch.device, masking: Masking | None = None
+    ):
+        self.streams, self.device, self.masking = streams, device, masking
         distinct = list(dict.fromkeys(streams))
         ends = list(itertools.accumulate(map(len, distinct), initial=0))
         self.begins = [ends[distinct.index(stream)] for stream in streams]
@@ -153,6 +162,11 @@ class Streams:
             self.together = TokenStream("all", shards)
         if device.type == "cuda":
             self.together = self.together.resident(device)
+
+    @property
+    def of_one(self) -> TokenStream | MaskedStream:
+        """Of the only run."""
+        return self.together if self.masking is None else MaskedStream(self.together, self.masking)
 
     def batch(
         self,
@@ -173,4 +187,8 @@ class Streams:
         ]
         windows = self.together.windows(np.concatenate(starts), context + 1)
         windows = to_device(windows.unflatten(0, (len(seeds), -1)), self.device)
+        if self.masking is not None:
+            pairs = zip(windows[..., :-1], seeds, strict=True)
+            masked = [self.masking(text, seed=seed, step=step, rank=rank) for text, seed in pairs]
+            return torch.stack([x for x, _ in masked]), torch.stack([y for _, y in masked])
         return windows[..., :-1].contiguous(), windows[..., 1:].contiguous()

@@ -60,9 +60,10 @@ def train_packed(cfgs: Sequence[TrainConfig], runs: Sequence[Path]) -> list[dict
             for cfg, run in zip(cfgs, runs, strict=True):
                 check_config(cfg, run)
             for data in dict.fromkeys(cfg.data for cfg in cfgs):
-                check_vocabulary(data, cfgs[0].model.vocab_size)
+                size, more = cfgs[0].model.vocab_size, cfgs[0].more_tokens
+                check_vocabulary(data, size, more=more)
                 prepare_dataset(data)
-                open_dataset(data, cfgs[0].model.vocab_size)  # reads and checks every byte
+                open_dataset(data, size, more=more)  # reads and checks every byte
         where.barrier()
         if cfgs[0].deterministic:
             torch.use_deterministic_algorithms(True)
@@ -137,7 +138,8 @@ class Trainer:
                 data: dataset.tokens(split, data.order if split == "train" else "random")
                 for data, dataset in opened.items()
             }
-            self.streams[split] = Streams([tokens[cfg.data] for cfg in cfgs], where.device)
+            of_runs = [tokens[cfg.data] for cfg in cfgs]
+            self.streams[split] = Streams(of_runs, where.device, self.cfg.masking)
         self.update = choose_update(cfgs, where)(cfgs, where)
         self.step = 0
         if not self.resume():  # raises an error if the dataset has changed

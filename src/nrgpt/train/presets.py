@@ -309,6 +309,34 @@ def settled(
     return replace(make("nrgpt_ff2w", ""), {**model, **off, **exits, **fields})
 
 
+NEIGHBOURS: dict[str, dict[str, Any]] = {
+    "et": {
+        "model.block": "et",
+        "model.vocab_size": 66,  # one stands where a token is missing
+        "model.feedforward": "memory",
+        "model.hidden_factor": 8,
+        "model.rate": "scalar",
+        "model.learn_gamma": False,
+        "objective": "masked",
+    },
+    "ebt": {
+        "model.block": "ebt",
+        "model.layers": 2,
+        "model.width": 60,
+        "model.steps": 2,
+        "model.rate_scale": 3.0,
+        "model.dropout": 0.0,
+    },
+}
+
+
+def neighbour(kind: str) -> TrainConfig:
+    """An Energy Transformer, which completes texts, or an Energy-Based Transformer
+    (docs/neighbours.md)."""
+    plain = {"model.alpha_init": 1.0, "optimiser.muon_eta": False, "graph": False}
+    return replace(shakespeare("nrgpt_ff2w", ""), plain | NEIGHBOURS[kind])
+
+
 LOOPED = {"model.prelude": 3, "model.prelude_loops": 3, "model.prelude_block": "parallel"}
 """A prelude of three layers, gone through three times."""
 
@@ -348,6 +376,8 @@ RECIPES: dict[str, tuple[Any, ...]] = {
     "shakespeare_nrgpt_ff2w": (shakespeare, "nrgpt_ff2w", ""),
     "shakespeare_nrgpt_ff2w_paper": (shakespeare, "nrgpt_ff2w", "paper"),
     "shakespeare_nrgpt_ff2w_released": (shakespeare, "nrgpt_ff2w", "released"),
+    "shakespeare_et": (neighbour, "et"),
+    "shakespeare_ebt": (neighbour, "ebt"),
     "shakespeare_gpt": (shakespeare, "gpt", ""),
     "shakespeare_gpt_paper": (shakespeare, "gpt", "paper"),
     "shakespeare_gpt_released": (shakespeare, "gpt", "released"),

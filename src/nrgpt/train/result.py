@@ -7,12 +7,13 @@ from typing import Any
 import torch
 
 from ..data.listops import read_tests
+from ..data.masking import Masking
 from ..data.shards import Dataset
 from ..decode.generate import generate
 from ..files import sealed, write_atomically
 from ..language_model import LanguageModel
 from ..measure.listops import listops_accuracy
-from ..measure.loss import split_loss
+from ..measure.loss import masked_loss, split_loss
 from .config import TrainConfig
 from .report import plot_losses
 from .speed import autocast
@@ -43,18 +44,24 @@ def write_result(
     shown = progress and run is not None
     if cfg.final_evaluation:
         with autocast(cfg, model.tokens.device):
-            whole = split_loss(model, dataset.tokens("val"), progress=shown)
+            if cfg.masking is None:
+                whole = split_loss(model, dataset.tokens("val"), progress=shown)
+            else:
+                whole = masked_loss(model, dataset.tokens("val"), cfg.masking)
         result |= {
             "val_loss_full": whole.loss,
             "val_loss_full_tokens": whole.tokens,
             "val_loss_full_least_context": whole.least_context,
         }
     result["parameters"] = dataclasses.asdict(model.parameter_counts())
-    if cfg.final_evaluation and cfg.data.task == "listops":
+    if cfg.final_evaluation and cfg.data.task == "listops" and cfg.masking is None:
         tests = read_tests(dataset.folder)
         found = listops_accuracy(model, tests, dataset.tokenizer, progress=shown)
         result["listops"] = found.as_dict()
-    continued = samples(model, dataset) if cfg.final_evaluation else None
+    continued = None
+    if cfg.final_evaluation:
+        masking = cfg.masking
+        continued = completed(model, dataset, masking) if masking else samples(model, dataset)
     if run is not None:
         if continued is not None:
             write_atomically(run / "samples.txt", continued)
@@ -80,3 +87,21 @@ def samples(model: LanguageModel, dataset: Dataset, *, number: int = 3, seed: in
         for start, continuation in zip(starts.tolist(), new, strict=True)
     ]
     return "\n\n--------\n\n".join(texts) + "\n"
+
+
+@torch.no_grad()
+def completed(model: LanguageModel, dataset: Dataset, masking: Masking, *, number: int = 3) -> str:
+    """Some validation windows with missing tokens, as gaps, and as the model completes them."""
+    stream = dataset.tokens("val")
+    texts, _ = stream.batch(seed=0, step=0, size=number, context=model.cfg.context)
+    masked, _ = masking(texts, seed=0, step=0)
+    logits, _ = model(masked.to(model.tokens.device), dropout=False)
+    assert logits is not None
+    is_missing = masked == masking.token
+    filled = torch.where(is_missing, logits[..., : masking.token].argmax(-1).cpu(), masked)
+    decode = str if dataset.tokenizer.missing() else dataset.tokenizer.decode
+    shown = []
+    for gaps, text in zip(masked.tolist(), filled.tolist(), strict=True):
+        pieces = ["_" if token == masking.token else decode([token]) for token in gaps]
+        shown.append(f"{''.join(pieces)} \u27f6 {decode(text)}")
+    return "\n\n--------\n\n".join(shown) + "\n"

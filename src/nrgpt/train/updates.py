@@ -132,7 +132,7 @@ class Plain:
 
     def estimates(self, streams: Streams, seeds: Sequence[int]) -> list[float]:
         """The mean loss of each run over ``eval_batches`` random batches, without dropout."""
-        cfg, stream = self.cfg, streams.together
+        cfg, stream = self.cfg, streams.of_one
         sizes = {"batches": cfg.eval_batches, "size": cfg.batch}
         with autocast(cfg, self.where.device):
             return [estimated_loss(self.own, stream, seed=seeds[0], **sizes)]
@@ -259,12 +259,14 @@ def refuse(cfg: TrainConfig, where: World, what: str, way_out: str) -> None:
     """Raise an error if the configuration asks for what recorded and packed updates cannot do."""
     asked = [
         f"{name} = {getattr(cfg, name)!r}"
-        for name in ("accumulation", "checkpoint_steps", "deterministic", "parallel")
+        for name in ("accumulation", "checkpoint_steps", "deterministic", "objective", "parallel")
         if getattr(cfg, name) != getattr(TrainConfig, name)
     ]
     if cfg.random_steps is not None and cfg.model.block == "gpt":
         # With fewer steps it skips blocks, and the optimiser would have to know which.
         asked.append(f"random_steps = {cfg.random_steps} with model.block = 'gpt'")
+    if cfg.model.block == "ebt":  # a derivative inside each update, and a loss after each step
+        asked.append("model.block = 'ebt'")
     if where.size > 1:
         asked.append(f"{where.size} processes")
     if where.device.type == "mps":  # it sums in float64, which Apple's GPUs do not have
