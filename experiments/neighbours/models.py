@@ -71,8 +71,8 @@ SIZES: dict[str, tuple[dict[str, Shape], dict[str, Any]]] = {
     "small": (
         SMALL,
         {
-            "model.context": 64, "model.heads": 4, "iterations": 600, "batch": 16,
-            "optimiser.warmup": 50, "eval_every": 600, "save_every": 600, "log_every": 25,
+            "model.context": 64, "model.heads": 4, "iterations": 2_000, "batch": 16,
+            "optimiser.warmup": 50, "eval_every": 500, "save_every": 500, "log_every": 25,
             "eval_batches": 8, "final_evaluation": False,
         },
     ),

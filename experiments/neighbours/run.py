@@ -3,8 +3,9 @@
     python -m experiments.neighbours.run [--seeds 0,1] [--size small|large] [NAME ...]
     python -m experiments.neighbours.run --quick              # all of them in tiny, in a minute
 
-Runs go to OUT/runs and are not trained again; a row for each to FOLDER/results.jsonl, and their
-records to FOLDER/records.jsonl, where FOLDER is this one (for --quick: OUT).
+Runs go to OUT/runs and are not trained again; a row for each to FOLDER/results.jsonl, their
+records to FOLDER/records.jsonl, and tables of all rows to FOLDER/tables.md, where FOLDER is this
+one (for --quick: OUT).
 """
 
 import time
@@ -21,7 +22,7 @@ from nrgpt.language_model import LanguageModel
 from nrgpt.measure.loss import masked_loss, split_loss
 from nrgpt.model.flops import flops_per_token
 from nrgpt.reproduce import records
-from nrgpt.reproduce.tables import Row
+from nrgpt.reproduce.tables import Column, Row, grouped, of_first, spread_of, table, write_text
 from nrgpt.train.config import TrainConfig
 from nrgpt.train.data import open_dataset
 from nrgpt.train.loop import train
@@ -97,6 +98,39 @@ def rises_of_sum(model: LanguageModel, idx: torch.Tensor) -> float:
     return (sums.diff(dim=0) > 0).double().mean().item()
 
 
+def rises(own: list[Row]) -> str:
+    """Which energies rise, and how often."""
+    if "rises" not in own[0]:
+        return "-"
+    share = spread_of("rises", 3)(own)
+    return (
+        f"{share} (sum {spread_of('rises_of_sum', 3)(own)})" if "rises_of_sum" in own[0] else share
+    )
+
+
+COLUMNS: dict[str, Column] = {
+    "model": of_first("{model}"),
+    "seeds": len,
+    "parameters": of_first("{parameters:,}"),
+    "FLOPs a token, inference": of_first("{flops_inference:,.0f}"),
+    "training": of_first("{flops_training:,.0f}"),
+    "CPU seconds": spread_of("cpu_seconds", 0),
+    "loss": spread_of("loss", 3),
+    "proved": of_first("{certificate}"),
+    "steps that raise an energy": rises,
+}
+
+
+def tables(rows: list[Row]) -> str:
+    """One for each size and task."""
+    text = "# Neighbours\n\nLosses in nats, mean ± standard deviation over seeds.\n"
+    for (size, objective), own in grouped(rows, "size", "objective").items():
+        tokens = f"{own[0]['tokens']:,}"
+        text += f"\n## {size}, {objective}, {tokens} tokens\n\n"
+        text += table(COLUMNS, grouped(own, "model").values())
+    return text
+
+
 def main(
     names: Annotated[list[str] | None, typer.Argument(help="models; all without any")] = None,
     seeds: Annotated[str, typer.Option(help="separated by commas")] = "0,1",
@@ -123,6 +157,7 @@ def main(
             row = measured(name, size, cfg, run, quick=quick)
             training.add_row(results, row | {"cpu_seconds": round(seconds, 1)})
             records.put(folder, {run.name: records.Record.of(run, FILES)})
+    write_text(folder / "tables.md", tables(training.read_rows(results)))
 
 
 if __name__ == "__main__":
