@@ -11,6 +11,7 @@ from typing import Annotated
 import meaning
 import motion
 import places
+import readings
 import sampling
 import steering
 import stopping
@@ -30,6 +31,7 @@ PARTS: dict[str, Callable[[Study], None]] = {
     "landscape": places.landscape,
     "meaning": meaning.meaning,
     "sampling": sampling.sampling,
+    "readings": readings.readings,
 }
 
 

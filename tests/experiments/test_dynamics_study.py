@@ -21,6 +21,7 @@ FIGURES = {
     "landscape": 4,
     "meaning": 1,
     "sampling": 1,
+    "readings": 0,
 }
 
 
