@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from nrgpt.cli import app
 from nrgpt.evaluate.benchmarks import FOLDER, NAMES
+from nrgpt.evaluate.benchmarks.asking import ask
 from nrgpt.evaluate.benchmarks.questions import FILES, HUB, TASKS, questions
 from nrgpt.evaluate.preference import look
 
@@ -97,6 +98,10 @@ def test_every_benchmark_from_files(run, folder):
     assert found.others["winograd"]["metrics"]["acc"] == float(right > wrong)
     assert found.energies is not None
     assert found.energies["energy"]["pairs"] == 3
+    for name in NAMES:  # the same without lm-eval
+        asked = ask(run, name, folder, batch_size=2)
+        for metric, value in found.others[name]["metrics"].items():
+            assert asked[metric] == pytest.approx(value, rel=1e-5), (name, metric)
     (table,) = found.tables()
     shown = list(table.columns[0].cells)
     assert set(shown) == set(NAMES)

@@ -12,20 +12,19 @@ from typing import Any
 
 import torch
 from rich.progress import track
-from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from ..data.tokenizer import start_of_text
 from ..decode.generate import Sampling, stream
 from ..extras import need
 from ..train.distributed import device_named
 from ..train.runs import Run, load_run
+from .likelihood import likelihoods
 
 need("lm_eval", "nrgpt.evaluate.harness")
 
 from lm_eval.api.model import TemplateLM  # noqa: E402
 from lm_eval.api.registry import register_model  # noqa: E402
-from lm_eval.models.utils import Collator, chunks  # noqa: E402
+from lm_eval.models.utils import Collator  # noqa: E402
 from lm_eval.utils import (  # noqa: E402
     get_rolling_token_windows,
     make_disjoint_window,
@@ -124,45 +123,13 @@ class HarnessModel(TemplateLM):
         scores = iter(self._loglikelihood_tokens(pairs))
         return [sum(next(scores)[0] for _ in range(count)) for count in counts]
 
-    @torch.no_grad()
     def _loglikelihood_tokens(
         self, requests: Sequence[Pair], **options: Any
     ) -> list[tuple[float, bool]]:
-        """The log-probability of each continuation, and whether greedy decoding would produce it.
-
-        Requests that differ only in their last token, such as the four letters of a multiple
-        choice, share a forward pass. Rows are padded on the right, where a causal model does not
-        look.
-        """
-        asked: dict[tuple[int, ...], list[int]] = {}
-        cut = set()
-        for i, (_, context, continuation) in enumerate(requests):
-            if len(continuation) > self.max_length:
-                raise ValueError(
-                    f"a continuation of {len(continuation)} tokens does not fit into the model's "
-                    f"context = {self.max_length}, and cutting it would change the question; "
-                    "loglikelihood_rolling takes texts of any length"
-                )
-            tokens = (*context, *continuation[:-1])
-            asked.setdefault(tokens[-self.max_length :], []).append(i)
-            if len(tokens) > self.max_length:
-                cut.add(tuple(context))
-        self.truncated += len(cut)
-        # Longest first: if memory runs out, it does so at once.
-        inputs = sorted(asked, key=len, reverse=True)
-        batches = list(chunks(inputs, self.batch_size))
-        scores: dict[int, tuple[float, bool]] = {}
-        for batch in track(batches, "likelihoods", disable=len(batches) < 2):
-            idx = pad_sequence([torch.tensor(tokens) for tokens in batch], batch_first=True)
-            self.model.check_vocabulary(idx)  # on the CPU: a GPU would not name the token
-            x = self.model.last_state(idx.to(self.device), steps=self.steps, dropout=False)
-            for row, tokens in zip(x, batch, strict=True):
-                continuations = {i: requests[i][2] for i in asked[tokens]}
-                longest = max(map(len, continuations.values()))
-                logits = self.model.readout(row[len(tokens) - longest : len(tokens)])
-                for i, continuation in continuations.items():
-                    scores[i] = score(logits[longest - len(continuation) :], continuation)
-        return [scores[i] for i in range(len(requests))]
+        pairs = [(context, continuation) for _, context, continuation in requests]
+        found = likelihoods(self.model, pairs, steps=self.steps, batch_size=self.batch_size)
+        self.truncated += found.cut
+        return found.scores
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         asked = [
@@ -215,14 +182,6 @@ def harness_device(device: str) -> str:
     kind, _, number = device.partition(":")
     named = device_named("auto" if device == "cuda:0" else kind)
     return f"cuda:{number}" if named == "cuda" and number else named
-
-
-def score(logits: Tensor, continuation: Sequence[int]) -> tuple[float, bool]:
-    """``logits`` (tokens, vocabulary) predict the continuation."""
-    logits = logits if logits.dtype == torch.float64 else logits.float()
-    tokens = torch.tensor(continuation, device=logits.device)
-    chosen = logits.log_softmax(-1).gather(1, tokens[:, None])
-    return chosen.double().sum().item(), torch.equal(logits.argmax(-1), tokens)
 
 
 def before_stop(text: str, until: Sequence[str]) -> tuple[str, bool]:
