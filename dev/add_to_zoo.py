@@ -1,4 +1,4 @@
-"""Make a zoo model of a finished run: python dev/add_to_zoo.py RUN NAME "what it is"
+"""Make a zoo model of a finished run: python dev/add_to_zoo.py RUN NAME "what it is" [FOLDER]
 
 Keeps the last checkpoint's weights, in bfloat16 where that halves a file worth halving, and no
 optimiser: the model can be used, not trained on.
@@ -23,8 +23,8 @@ LARGE = 300_000
 """Bytes of float32 weights from which on they are rounded."""
 
 
-def main(run: Path, name: str, what: str) -> None:
-    to = FOLDER / name
+def main(run: Path, name: str, what: str, folder: Path | str = FOLDER) -> None:
+    to = Path(folder) / name
     loaded = load_run(run)
     result = json.loads((run / "result.json").read_text())
     step = result["step"]
@@ -47,4 +47,4 @@ def main(run: Path, name: str, what: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *sys.argv[2:4])
+    main(Path(sys.argv[1]), *sys.argv[2:5])

@@ -4,9 +4,11 @@ The JSON says which preset, what to change of it, and whether to measure more th
 
     {"name": "settled", "preset": "owt_nrgpt_settled", "set": ["seed=1"], "in_full": true}
 
-"tokens" measures that many validation tokens only, to try a job on a small machine.
+"tokens" measures that many validation tokens only, to try a job on a small machine; "benchmarks"
+asks those whose files are in that folder; "keep", a description, packs the run as a model of the
+zoo (dev/add_to_zoo.py) into OUT/NAME.tar.
 Data: DATA of experiments/descent/prepare.py for presets of text, which are all trained as TEXT
-says; ListOps and Shakespeare as always.
+says, or the prepared dataset that "data" names; ListOps and Shakespeare as always.
 """
 
 import argparse
@@ -14,6 +16,10 @@ import fcntl
 import json
 import math
 import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,6 +36,10 @@ from nrgpt.dynamics.adaptive import loss_against_steps
 from nrgpt.dynamics.descent import check_descent
 from nrgpt.dynamics.meaning import corrupted, detection
 from nrgpt.dynamics.relax import Stop
+from nrgpt.evaluate.benchmarks import NAMES
+from nrgpt.evaluate.benchmarks.asking import ask
+from nrgpt.evaluate.benchmarks.questions import questions
+from nrgpt.evaluate.preference import preferences
 from nrgpt.language_model import LanguageModel
 from nrgpt.measure.loss import split_loss
 from nrgpt.model.flops import flops_per_token
@@ -37,7 +47,7 @@ from nrgpt.train.config import TrainConfig
 from nrgpt.train.loop import train
 from nrgpt.train.overrides import override, replace
 from nrgpt.train.presets import PRESETS
-from nrgpt.train.runs import load_run
+from nrgpt.train.runs import Run, load_run
 from nrgpt.train.speed import autocast
 
 TEXT = [
@@ -74,8 +84,8 @@ SPLITS = ("train", "val")
 def config_of(job: dict[str, Any], data: Path, scratch: Path) -> TrainConfig:
     cfg = PRESETS[job["preset"]]()
     if cfg.data.task == "text":
-        cfg = replace(cfg, {"data.folder": str(text_dataset(data, scratch / "text"))})
-        cfg = override(cfg, TEXT)
+        folder = job.get("data") or text_dataset(data, scratch / "text")
+        cfg = override(replace(cfg, {"data.folder": str(folder)}), TEXT)
     return override(cfg, job.get("set", []))
 
 
@@ -187,6 +197,23 @@ def measure(
         record(strange=strange_texts(model, idx.reshape(-1, short)[:count]))
 
 
+def benchmarks(run: Run, folder: Path, limit: int | None) -> dict[str, Any]:
+    """Those of nrgpt evaluate --tasks, and what energies prefer among BLiMP's sentences."""
+    found: dict[str, Any] = {name: ask(run, name, folder, limit=limit) for name in NAMES}
+    if run.model.cfg.block == "nrgpt":
+        pairs = questions("blimp", folder)[:limit]
+        found["blimp, energies"] = preferences(run, pairs, steps=None, batch_size=64)
+    return found
+
+
+def pack(run: Path, name: str, what: str, out: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "dev/add_to_zoo.py", str(run), name, what, folder]
+        subprocess.run(command, check=True, timeout=300)
+        with tarfile.open(out / f"{name}.tar", "w") as tar:
+            tar.add(Path(folder) / name, name)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("job", type=json.loads)
@@ -224,7 +251,12 @@ def main() -> None:
     if "tokens" in job:
         stream = TokenStream("val", [stream.read(0, job["tokens"])])
     measure(cfg, model, stream, record, in_full=job.get("in_full", True))
+    if "keep" in job:
+        pack(run, job["name"], job["keep"], args.out)
+    if "benchmarks" in job:
+        record(benchmarks=benchmarks(loaded, Path(job["benchmarks"]), job.get("questions")))
     record(done=True)
+    (args.scratch / f"{job['name']}.done").touch()
 
 
 if __name__ == "__main__":

@@ -4,8 +4,9 @@
 
 A job is a line of JSON (see one.py), with the "seconds" it is expected to take among others. Jobs
 start in their order as slots become free, if they are expected to end in time; what runs at the end
-of the budget is killed, and what it has measured by then is kept. OUT/results.jsonl has a line for
-each measurement, OUT/logs.txt the end of each log.
+of the budget is stopped, and what it has measured by then is kept. OUT/results.jsonl has a line for
+each measurement, OUT/logs.txt the end of each log. With --scratch the same command goes on where it
+was stopped: trainings from their last checkpoint, and without the jobs that are done.
 """
 
 import argparse
@@ -20,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 END_OF_LOG = 8_000
+GRACE = 30
+"""Seconds that a training gets to save itself."""
 
 
 class Running:
@@ -45,12 +48,16 @@ class Running:
             )
 
     def end(self, out: Path) -> None:
-        """Kill it if it still runs, and keep the end of its log."""
+        """Stop it if it still runs, and keep the end of its log."""
         code = self.process.poll()
         if code is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait(timeout=30)
-        how = {None: "killed at the end of the budget", 0: "done"}.get(code, f"failed ({code})")
+            self.process.terminate()
+            try:
+                self.process.wait(timeout=GRACE)
+            except subprocess.TimeoutExpired:
+                os.killpg(self.process.pid, signal.SIGKILL)
+                self.process.wait(timeout=GRACE)
+        how = {None: "stopped at the end of the budget", 0: "done"}.get(code, f"failed ({code})")
         seconds = time.time() - self.began
         text = self.log.read_text(errors="replace")[-END_OF_LOG:]
         with open(out / "logs.txt", "a") as file:
@@ -65,11 +72,14 @@ def main() -> None:
     parser.add_argument("--parallel", type=int, default=3)
     parser.add_argument("--data", type=Path, default=Path("gpu_data"))
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "out")))
+    parser.add_argument("--scratch", type=Path, help="where runs are; default a new folder")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     lines = args.jobs.read_text().splitlines()
-    left = [json.loads(line) for line in lines if line.strip()]
-    scratch, began = Path(tempfile.mkdtemp(prefix="settled-")), time.time()
+    scratch, began = args.scratch or Path(tempfile.mkdtemp(prefix="settled-")), time.time()
+    scratch.mkdir(parents=True, exist_ok=True)
+    jobs = [json.loads(line) for line in lines if line.strip()]
+    left = [job for job in jobs if not (scratch / f"{job['name']}.done").exists()]
     running: list[Running] = []
     try:
         while left or running:
