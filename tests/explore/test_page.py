@@ -243,6 +243,15 @@ def test_an_energy_beside_none(chromium, tmp_path):
         assert not shown.page.locator("#survey").is_disabled()
         assert not shown.page.locator("#land-none").is_visible()
         assert shown.page.input_value("#model") == "0"
+        shown.run("follow(11)")  # from its end and from elsewhere it rolls into different minima
+        shown.page.click("#survey")
+        shown.page.wait_for_selector("#surface svg", timeout=60_000)
+        stars, maps = "#map svg text:has-text('★')", []
+        for section, count in (("path", 1), ("minima", 2)):
+            shown.page.select_option("#section", section)
+            assert shown.page.locator(stars).count() == count + 1  # and one in the legend
+            maps.append(shown.page.locator("#map image").get_attribute("href"))
+        assert maps[0] != maps[1]
 
 
 def test_a_recording_shows_what_it_has(chromium, tmp_path):

@@ -174,9 +174,11 @@ def minimise(
     iterations: int = 500,
     tolerance: float = 1e-6,
     rate: float = 1.0,
+    reach: float = math.inf,
 ) -> Minima:
     """Descend from each point until every slope is below the tolerance. Steps follow the gradient;
-    they grow where f falls and shrink where it would rise."""
+    they grow where f falls and shrink where it would rise. Long ones may leap into the next basin,
+    which a ``reach``, the longest step as a share of sqrt(D), prevents."""
     u = surface.retract(start.detach())
     energy = f(u)
     size = torch.full_like(energy, rate)
@@ -184,6 +186,8 @@ def minimise(
         slope = gradient(f, surface, u)
         if bool((slope.norm(dim=-1) <= tolerance).all()):
             break
+        longest = reach * math.sqrt(u.shape[-1]) / slope.norm(dim=-1).clamp(min=1e-30)
+        size = size.minimum(longest)
         tried = surface.retract(u - size[:, None] * slope)
         value = f(tried)
         falls = value <= energy - 1e-4 * size * slope.square().sum(-1)

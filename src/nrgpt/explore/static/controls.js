@@ -165,6 +165,7 @@ function listen() {
   $("play").addEventListener("click", play);
   $("generate").addEventListener("click", generate);
   $("survey").addEventListener("click", survey_);
+  $("section").addEventListener("change", drawLand);
   $("theme").addEventListener("click", () => setTheme(document.documentElement.dataset.theme !== "dark"));
   $("model").addEventListener("change", () => { chosen.models[active] = Number($("model").value); chosen.t = null; arrange(active ? chosen.text : readable()); });
   $("compare").addEventListener("click", () => {
