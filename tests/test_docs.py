@@ -72,11 +72,12 @@ def test_commands_are_understood(page):
         command.make_context(command.name, list(words))
 
 
-def test_snippets_of_the_readme_run():
+@pytest.mark.parametrize("page", ["README.md", "docs/engineers.md"])
+def test_snippets_run(page):
     """Each goes on where the one before has ended."""
     about: dict[str, object] = {}
-    for block in blocks(ROOT / "README.md", "python"):
-        exec(compile(block, "README.md", "exec"), about)
+    for block in blocks(ROOT / page, "python"):
+        exec(compile(block, page, "exec"), about)
 
 
 def test_snippets_of_the_landscape_run():
