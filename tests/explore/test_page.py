@@ -158,7 +158,11 @@ def test_by_keyboard_alone(file, chromium):
             "follow",
             "generate",
         }
-        assert wanted | {"steps", "rate", "beta", "temperature", "survey"} <= reached
+        sliders = {"steps", "rate", "beta", "temperature", "cone", "frozen", "word", "weight"}
+        assert wanted | sliders | {"survey"} <= reached
+        described = "e => document.getElementById(e.getAttribute('aria-describedby')).textContent"
+        for name in sliders:
+            assert len(shown.page.eval_on_selector(f"#settings [name={name}]", described)) > 10
         shown.page.locator("#stage .view").focus()
         followed = shown.run("chosen.A")
         press("ArrowRight")
