@@ -20,13 +20,14 @@ STYLE = """
   .title { font-size: 17px; font-weight: 600 }
   .math { font: italic 15px Georgia, "Times New Roman", serif }
   rect { fill: #f4f6fb; stroke: #8a8f98 }
+  .paper { fill: #fffefb; stroke: none }
   path { fill: none; stroke: #8a8f98; stroke-width: 1.4 }
   .tip { fill: #8a8f98; stroke: none }
   .new { fill: #fdeee6; stroke: #c2410c }
   .energy { fill: #fff7dc; stroke: #a16207; stroke-dasharray: 5 3 }
   @media (prefers-color-scheme: dark) {
     text { fill: #e8e6e1 } .row, .about { fill: #a2a7b1 }
-    rect { fill: #1d2129 } .new { fill: #3a2117; stroke: #ff8a5c }
+    rect { fill: #232833 } .paper { fill: #171a20 } .new { fill: #3a2117; stroke: #ff8a5c }
     .energy { fill: #332b12; stroke: #e6b34d }
   }
 """
@@ -141,7 +142,8 @@ def draw() -> str:
     told = "A step of NRGPT beside a layer of a GPT, part by part; the table below says the same"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '
-        f'aria-label="{told}"><style>{STYLE}</style>{names}{layer}{step}</svg>\n'
+        f'aria-label="{told}"><style>{STYLE}</style>'
+        f'<rect class="paper" width="{width}" height="{height}" rx="10"/>{names}{layer}{step}</svg>\n'
     )
 
 
