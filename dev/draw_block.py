@@ -43,7 +43,7 @@ LAYER = [
     ("mix", "left", "", "Σ p v", "of values"),
     ("write back", "left", "", "W_O", "its own"),
     ("write back", "right", "", "W_2", "its own"),
-    ("new state", "both", "", "x + attention + feed-forward", ""),
+    ("new state", "both", "", "x + both", ""),
 ]
 STEP = [
     ("state", "both", "", "x", ""),
@@ -138,12 +138,13 @@ def draw() -> str:
         GPT, LAYER, "A layer of a GPT", "as GPT-J has it; one of many, each with its own weights"
     )
     step = column(NRGPT, STEP, "A step of NRGPT", "the same one T times; what differs is coloured")
-    width, height = NRGPT + COLUMN, y_of(ROWS[-1]) + HEIGHT + 14
+    width, height = NRGPT + COLUMN + 8, y_of(ROWS[-1]) + HEIGHT + 14
     told = "A step of NRGPT beside a layer of a GPT, part by part; the table below says the same"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '
         f'aria-label="{told}"><style>{STYLE}</style>'
-        f'<rect class="paper" width="{width}" height="{height}" rx="10"/>{names}{layer}{step}</svg>\n'
+        f'<rect class="paper" width="{width}" height="{height}" rx="10"/>'
+        f"{names}{layer}{step}</svg>\n"
     )
 
 
