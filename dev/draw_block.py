@@ -20,7 +20,7 @@ STYLE = """
   .title { font-size: 17px; font-weight: 600 }
   .math { font: italic 15px Georgia, "Times New Roman", serif }
   rect { fill: #f4f6fb; stroke: #8a8f98 }
-  .paper { fill: #fffefb; stroke: none }
+  .paper { fill: #fff; stroke: none }
   path { fill: none; stroke: #8a8f98; stroke-width: 1.4 }
   .tip { fill: #8a8f98; stroke: none }
   .new { fill: #fdeee6; stroke: #c2410c }
