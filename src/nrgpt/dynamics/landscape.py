@@ -29,6 +29,9 @@ class Flat:
     reach = math.inf
     """How far one can walk before another way to the same place is shorter."""
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
     def retract(self, u: Tensor) -> Tensor:
         """The point of the surface nearest to u."""
         return u
@@ -61,6 +64,9 @@ class Sphere(Flat):
         check(radius > 0, "radius", radius, "positive")
         self.radius, self.centred = radius, centred
         self.reach = math.pi * radius
+
+    def __repr__(self) -> str:
+        return f"Sphere({self.radius:.4g}{', centred=True' if self.centred else ''})"
 
     def centre(self, v: Tensor) -> Tensor:
         return v - v.mean(-1, keepdim=True) if self.centred else v
@@ -133,6 +139,9 @@ class TokenLandscape:
             self.field = Field(model, states[0], extra=extra, past=states[-1])
         self.states = torch.cat(states)
         self.surface = surface_of(model.energy_block.norm, model.cfg.width)
+
+    def __repr__(self) -> str:
+        return f"TokenLandscape(token {self.token} of {self.states.shape[1]}, {self.surface})"
 
     def __call__(self, u: Tensor) -> Tensor:
         """Energies of the points u, (points, D)."""
