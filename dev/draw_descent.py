@@ -83,7 +83,7 @@ def main() -> None:
         b > a + 1e-9 * abs(a) for s, r in pairwise(energies) for a, b in zip(s, r, strict=True)
     )
     steps = idx.numel() * (len(energies) - 1)
-    title = f"{str(certificate).splitlines()[0]}; here {rises} of {steps} steps raise one"
+    title = f"{certificate.title}; here {rises} of {steps} steps raise one"
     names = [visible(label(token)) for token in idx[0].tolist()]
     letters = [name.lstrip("␣") or name for name in names]
     given.to.write_text(draw(energies, letters, title), encoding="utf-8")

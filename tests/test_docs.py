@@ -2,9 +2,11 @@
 those that are quick are run in small."""
 
 import re
+import runpy
 import shlex
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import typer
@@ -70,11 +72,12 @@ def test_commands_are_understood(page):
         command.make_context(command.name, list(words))
 
 
-def test_snippets_of_the_readme_run():
+@pytest.mark.parametrize("page", ["README.md", "docs/engineers.md"])
+def test_snippets_run(page):
     """Each goes on where the one before has ended."""
     about: dict[str, object] = {}
-    for block in blocks(ROOT / "README.md", "python"):
-        exec(compile(block, "README.md", "exec"), about)
+    for block in blocks(ROOT / page, "python"):
+        exec(compile(block, page, "exec"), about)
 
 
 def test_snippets_of_the_landscape_run():
@@ -166,6 +169,15 @@ def test_every_formula_can_be_drawn():
         for formula in re.findall(r"\$\$(.+?)\$\$", FENCED.sub("", page.read_text()), re.DOTALL):
             drawn = on_page_content(f'<div class="arithmatex">\\[{formula}\\]</div>')
             assert 'display="block"' in drawn
+
+
+def test_pictures_are_plain_svg():
+    """GitHub shows them as images: no script, nothing from elsewhere."""
+    for path in (ROOT / "docs").glob("*.svg"):
+        tags = {element.tag.split("}")[1] for element in ElementTree.parse(path).iter()}
+        assert tags <= {"svg", "style", "path", "rect", "text", "tspan"}
+    drawn = runpy.run_path(str(ROOT / "dev" / "draw_block.py"))["draw"]()
+    assert (ROOT / "docs" / "block.svg").read_text(encoding="utf-8") == drawn
 
 
 def test_the_moving_picture_is_that_of_a_certified_model():

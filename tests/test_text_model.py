@@ -10,6 +10,7 @@ import nrgpt
 from nrgpt import zoo
 from nrgpt.cli import app
 from nrgpt.data.tokenizer import SymbolTokenizer
+from nrgpt.dynamics.landscape import TokenLandscape
 from nrgpt.hf import export_run
 from nrgpt.train.loop import train
 from nrgpt.train.runs import load_run
@@ -53,8 +54,11 @@ def test_energies_are_those_of_the_trajectory(model):
 
 def test_reprs_are_short(model):
     seen = model.trajectory("ROMEO:")
-    for thing in (model, model.model, seen, load_run(SHAKESPEARE), model.model.cfg):
+    land = TokenLandscape(model.model, seen.idx, 2)
+    things = (model, model.model, seen, load_run(SHAKESPEARE), model.model.cfg, land, land.surface)
+    for thing in (*things, model.model.certificate()):
         assert len(repr(thing)) < 200, repr(thing)
+        assert " object at " not in repr(thing)
     cfg = nrgpt.ModelConfig(width=64, heads=2)
     assert repr(cfg) == "ModelConfig(width=64, heads=2)"
     assert eval(repr(cfg), {"ModelConfig": nrgpt.ModelConfig}) == cfg

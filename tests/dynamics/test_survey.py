@@ -22,8 +22,12 @@ def test_a_survey_is_of_this_landscape(norm):
     for start, basin in zip(found.start_energy, found.found.of_start, strict=True):
         assert found.found.energy[basin] <= start + 1e-9
     assert int(found.found.counts.sum()) == 8
-    middle = found.map.energy[3, 3]  # the map is centred on the end of the way
-    assert torch.allclose(middle, found.way_energy[-1])
+    for cut in found.sections.values():  # centred on the end of the way
+        assert torch.allclose(cut.energy[3, 3], found.way_energy[-1])
+    both = [found.way[0], found.found.minima[found.below]]  # in the plane: as far there as anywhere
+    for u, at in zip(both, found.sections["path"].place(torch.stack(both)), strict=True):
+        assert torch.allclose(at.norm(), land.surface.heading(found.way[-1], u).norm())
+    assert ("minima" in found.sections) == (len(found.found.energy) > 1)
     said = model.readout(found.found.minima).argmax(-1)
     assert torch.equal(found.said[1:, 0], said)
     if found.saddle_energy is not None:
@@ -31,6 +35,10 @@ def test_a_survey_is_of_this_landscape(norm):
         assert found.saddle_energy >= ends.max() - 1e-6
     record = found.record()
     assert len(record["starts"]) == 8
+    for name, section in record["sections"].items():
+        assert [m["which"] for m in section["minima"]] == (
+            found.shown if name == "minima" else [found.below]
+        )
     assert sum(m["count"] for m in record["minima"]) == 8
     assert len(found.rows()) == 1 + len(found.found.energy)
 

@@ -9,6 +9,7 @@ from nrgpt.dynamics.altered import altered
 from nrgpt.dynamics.answers import Answers
 from nrgpt.dynamics.field import Field
 from nrgpt.dynamics.landscape import TokenLandscape, minimise
+from nrgpt.dynamics.survey import REACH
 from nrgpt.explore.weights import NotForThePage, describe, shortest
 from nrgpt.model.energy.feedforward import FF1
 from nrgpt.train.runs import load_run
@@ -165,8 +166,31 @@ def test_the_landscape_of_a_token(engine, norm, past):
     path = torch.tensor(there["path"]).double()
     assert torch.allclose(path, land.trajectory(), atol=1e-5)
     if norm != "none":  # without a norm this energy has no lowest point
-        below = minimise(land, land.surface, path[-1:], iterations=5_000)
+        below = minimise(land, land.surface, path[-1:], iterations=5_000, reach=REACH)
         assert there["below"] == pytest.approx(below.energy.item(), rel=1e-5)
+
+
+def test_both_roll_into_the_same_basin(engine):
+    """Three minima are near this token's end; long steps would leap over the first."""
+    run = load_run(zoo.folder("listops_settled"))
+    tokens, spec = run.encode("max(4,median(1,5,3),2) ="), describe(run.model)
+    land = TokenLandscape(run.model.double(), torch.tensor([tokens]), token=11)
+    way = land.trajectory()[[-1, 0]]
+    found = engine.run(
+        """({ spec, tokens }) => {
+          const land = new Landscape(new Roll(new Model(spec)).read(tokens).finish(), 11);
+          return [land.path().at(-1), land.path()[0]].map(start => {
+            const search = land.minimise(start);
+            let found = search.next();
+            while (!found.done) found = search.next();
+            return found.value.energy;
+          });
+        }""",
+        spec=spec,
+        tokens=tokens,
+    )
+    below = minimise(land, land.surface, way, iterations=2_000, reach=REACH)
+    assert found == pytest.approx(below.energy.tolist(), rel=1e-6)
 
 
 RECORD = """({ spec, tokens, settings, A }) => {

@@ -158,7 +158,11 @@ def test_by_keyboard_alone(file, chromium):
             "follow",
             "generate",
         }
-        assert wanted | {"steps", "rate", "beta", "temperature", "survey"} <= reached
+        sliders = {"steps", "rate", "beta", "temperature", "cone", "frozen", "word", "weight"}
+        assert wanted | sliders | {"survey"} <= reached
+        described = "e => document.getElementById(e.getAttribute('aria-describedby')).textContent"
+        for name in sliders:
+            assert len(shown.page.eval_on_selector(f"#settings [name={name}]", described)) > 10
         shown.page.locator("#stage .view").focus()
         followed = shown.run("chosen.A")
         press("ArrowRight")
@@ -243,6 +247,15 @@ def test_an_energy_beside_none(chromium, tmp_path):
         assert not shown.page.locator("#survey").is_disabled()
         assert not shown.page.locator("#land-none").is_visible()
         assert shown.page.input_value("#model") == "0"
+        shown.run("follow(11)")  # from its end and from elsewhere it rolls into different minima
+        shown.page.click("#survey")
+        shown.page.wait_for_selector("#surface svg", timeout=60_000)
+        stars, maps = "#map svg text:has-text('★')", []
+        for section, count in (("path", 1), ("minima", 2)):
+            shown.page.select_option("#section", section)
+            assert shown.page.locator(stars).count() == count + 1  # and one in the legend
+            maps.append(shown.page.locator("#map image").get_attribute("href"))
+        assert maps[0] != maps[1]
 
 
 def test_a_recording_shows_what_it_has(chromium, tmp_path):

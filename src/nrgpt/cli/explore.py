@@ -196,13 +196,15 @@ def landscape(
 
 
 def draw(found: Survey, folder: Path) -> list[Path]:
-    """The map, and the way over the pass, as PNG and PDF; nothing without matplotlib."""
+    """The maps, and the way over the pass, as PNG and PDF; nothing without matplotlib."""
+    way, minima, sections = found.way, found.found.minima, found.sections
     try:
-        minima = found.found.minima[found.shown]
-        files = save(slice_figure(found.map, found.way, minima, found.saddle), folder / "map")
+        files = save(slice_figure(sections["path"], way, minima[[found.below]]), folder / "map")
     except ValueError as error:
         screen.print(f"no PNG and PDF: {error}", soft_wrap=True, markup=False)
         return []
     if found.between is not None:
+        both = slice_figure(sections["minima"], way, minima[found.shown], found.saddle)
+        files += save(both, folder / "minima")
         files += save(path_figure(found.between), folder / "path")
     return files

@@ -29,6 +29,9 @@ class Flat:
     reach = math.inf
     """How far one can walk before another way to the same place is shorter."""
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
     def retract(self, u: Tensor) -> Tensor:
         """The point of the surface nearest to u."""
         return u
@@ -61,6 +64,9 @@ class Sphere(Flat):
         check(radius > 0, "radius", radius, "positive")
         self.radius, self.centred = radius, centred
         self.reach = math.pi * radius
+
+    def __repr__(self) -> str:
+        return f"Sphere({self.radius:.4g}{', centred=True' if self.centred else ''})"
 
     def centre(self, v: Tensor) -> Tensor:
         return v - v.mean(-1, keepdim=True) if self.centred else v
@@ -134,6 +140,9 @@ class TokenLandscape:
         self.states = torch.cat(states)
         self.surface = surface_of(model.energy_block.norm, model.cfg.width)
 
+    def __repr__(self) -> str:
+        return f"TokenLandscape(token {self.token} of {self.states.shape[1]}, {self.surface})"
+
     def __call__(self, u: Tensor) -> Tensor:
         """Energies of the points u, (points, D)."""
         # As many tokens at the same position of one text, whose keys are read once.
@@ -174,9 +183,11 @@ def minimise(
     iterations: int = 500,
     tolerance: float = 1e-6,
     rate: float = 1.0,
+    reach: float = math.inf,
 ) -> Minima:
     """Descend from each point until every slope is below the tolerance. Steps follow the gradient;
-    they grow where f falls and shrink where it would rise."""
+    they grow where f falls and shrink where it would rise. Long ones may leap into the next basin,
+    which a ``reach``, the longest step as a share of sqrt(D), prevents."""
     u = surface.retract(start.detach())
     energy = f(u)
     size = torch.full_like(energy, rate)
@@ -184,6 +195,8 @@ def minimise(
         slope = gradient(f, surface, u)
         if bool((slope.norm(dim=-1) <= tolerance).all()):
             break
+        longest = reach * math.sqrt(u.shape[-1]) / slope.norm(dim=-1).clamp(min=1e-30)
+        size = size.minimum(longest)
         tried = surface.retract(u - size[:, None] * slope)
         value = f(tried)
         falls = value <= energy - 1e-4 * size * slope.square().sum(-1)

@@ -1,5 +1,6 @@
 """Between points of a landscape: paths of least energy, basins, escapes, slices."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -81,11 +82,17 @@ class Basins:
 
 
 def basins(
-    f: Function, surface: Flat, starts: Tensor, *, distance: float = 1e-2, iterations: int = 1_000
+    f: Function,
+    surface: Flat,
+    starts: Tensor,
+    *,
+    distance: float = 1e-2,
+    iterations: int = 1_000,
+    reach: float = math.inf,
 ) -> Basins:
     """Descend from many starts. Minima closer than ``distance``, as a share of their size, count as
     one."""
-    found = minimise(f, surface, starts, iterations=iterations)
+    found = minimise(f, surface, starts, iterations=iterations, reach=reach)
     size = found.u.norm(dim=-1).mean()
     near = torch.cdist(found.u, found.u) < distance * size
     names = torch.full((len(starts),), -1)

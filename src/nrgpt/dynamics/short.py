@@ -36,6 +36,6 @@ def brief(value: Any) -> str:
         return f"{value.item():.4g}" if value.dim() == 0 else " x ".join(map(str, value.shape))
     if isinstance(value, dict):
         return "{" + ", ".join(f"{name}: {brief(v)}" for name, v in value.items()) + "}"
-    if dataclasses.is_dataclass(value) or isinstance(value, int | str):
+    if isinstance(value, int | str):
         return str(value)
     return f"{value:.4g}" if isinstance(value, float) else type(value).__name__

@@ -1,5 +1,5 @@
 """A survey of one token's landscape: where it ends, the minima that random starts find, the pass
-between two of them, a map, and what the model would say in each minimum."""
+between two of them, maps, and what the model would say in each minimum."""
 
 import math
 from dataclasses import dataclass
@@ -15,6 +15,9 @@ from .figures import Label, visible
 from .landscape import Flat, TokenLandscape, saddle
 from .paths import Basins, Path, Slice, basins, least_energy_path, plane
 from .short import short
+
+REACH = 0.05
+"""The longest step of a search, so that a start ends in its own basin. The page takes the same."""
 
 
 @short
@@ -35,7 +38,9 @@ class Survey:
     saddle_energy: float | None
     curvatures: Tensor | None
     """The two lowest at the saddle: one below zero, the other above."""
-    map: Slice
+    sections: dict[str, Slice]
+    """Maps through the token's end. ``path``: with its start and the minimum below, so that its
+    path can be seen; ``minima``, where there are two: with both, so that the pass can."""
     said: Tensor
     """The likeliest tokens at the end of the way and in each minimum, (1 + minima, top)."""
     chances: Tensor
@@ -48,7 +53,7 @@ class Survey:
 
     @property
     def shown(self) -> list[int]:
-        """The minima that the map goes through."""
+        """The minima of the maps."""
         other = other_minimum(self.found, self.below)
         return [self.below] if other is None else [self.below, other]
 
@@ -66,7 +71,6 @@ class Survey:
 
     def record(self) -> dict[str, Any]:
         """For the page: what static/landscape.js computes for models that are in the page."""
-        places = self.map.place(self.found.minima).tolist()
         minima = [
             {
                 "energy": float(self.found.energy[i]),
@@ -74,25 +78,33 @@ class Survey:
                 "said": self.said[i + 1].tolist(),
                 "chances": self.chances[i + 1].tolist(),
                 "entropy": float(self.entropy[i + 1]),
-                "at": places[i],
-                "shown": i in self.shown,
             }
-            for i in range(len(places))
+            for i in range(len(self.found.minima))
         ]
         names = ["its end", "its start", *(f"start {i + 1}" for i in range(len(self.starts) - 2))]
         origins = zip(names, self.start_energy.tolist(), self.found.of_start.tolist(), strict=True)
-        saddle_at = None if self.saddle is None else self.map.place(self.saddle[None])[0].tolist()
         return {
             "token": self.token,
-            "axis": self.map.axis.tolist(),
-            "energy": self.map.energy.tolist(),
-            "own": None,
-            "path": self.map.place(self.way).tolist(),
+            "sections": {name: self.section(name) for name in self.sections},
             "pathEnergy": self.way_energy.tolist(),
             "minima": minima,
             "starts": [{"from": n, "energy": e, "basin": b} for n, e, b in origins],
-            "pass": saddle_at and {"energy": self.saddle_energy, "at": saddle_at},
+            "pass": None if self.saddle is None else {"energy": self.saddle_energy},
             "end": {"said": self.said[0].tolist(), "chances": self.chances[0].tolist()},
+        }
+
+    def section(self, name: str) -> dict[str, Any]:
+        """One map, with what lies in its plane."""
+        cut, shown = self.sections[name], self.shown if name == "minima" else [self.below]
+        places = cut.place(self.found.minima[shown]).tolist()
+        top = self.saddle if name == "minima" else None
+        return {
+            "axis": cut.axis.tolist(),
+            "energy": cut.energy.tolist(),
+            "own": None,
+            "path": cut.place(self.way).tolist(),
+            "minima": [{"which": i, "at": at} for i, at in zip(shown, places, strict=True)],
+            "pass": None if top is None else cut.place(top[None])[0].tolist(),
         }
 
 
@@ -124,7 +136,7 @@ def survey(
     generator = torch.Generator(idx.device).manual_seed(seed)
     way = land.trajectory()
     points = torch.cat([way[-1:], way[:1], land.random_points(starts, generator)])
-    found = basins(land, land.surface, points, distance=0.02, iterations=2_000)
+    found = basins(land, land.surface, points, distance=0.02, iterations=2_000, reach=REACH)
     below = int(found.of_start[0])
     other = other_minimum(found, below)
     between, top, energy, curvatures = None, None, None, None
@@ -137,14 +149,16 @@ def survey(
                 land, land.surface, between.points[highest], iterations=6, rate=0.04
             )
             energy = float(land(top[None]))
-    target = found.minima[below if other is None else other]
-    cut = map_of(land, way, found.minima[below], target, count, generator)
+    lowest = found.minima[below]
+    sections = {"path": map_of(land, way, lowest, way[0], count, generator)}
+    if other is not None:
+        sections["minima"] = map_of(land, way, lowest, found.minima[other], count, generator)
     log_p = model.readout(torch.cat([way[-1:], found.minima])).log_softmax(-1)
     chances, said = log_p.exp().topk(min(5, model.cfg.vocab_size))
     entropy = -(log_p.exp() * log_p).sum(-1)
     return Survey(
-        token, way, land(way), points, land(points), found, between, top, energy, curvatures, cut,
-        said, chances, entropy,
+        token, way, land(way), points, land(points), found, between, top, energy, curvatures,
+        sections, said, chances, entropy,
     )  # fmt: skip
 
 
@@ -162,11 +176,11 @@ def map_of(
     count: int,
     generator: torch.Generator,
 ) -> Slice:
-    """The plane through the end of the way, the minimum below it, and another minimum or else the
-    start, wide enough for all of them."""
+    """The plane through the end of the way, the minimum below it, and a third point, wide enough
+    for all of them. Where two of them are one, any direction will do."""
     surface, end = land.surface, way[-1]
-    directions = [surface.heading(end, u) for u in (below, target, way[0])]
-    directions.append(surface.tangent(end, land.random_points(1, generator)[0]))
+    directions = [surface.heading(end, u) for u in (below, target)]
+    directions += [surface.tangent(end, v) for v in land.random_points(2, generator)]
     directions = [v for v in directions if v.norm() > 1e-6 * end.norm()]
     first = directions[0]
     second = next(v for v in directions[1:] if across(first, v) > 1e-3)

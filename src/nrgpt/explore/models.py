@@ -70,6 +70,6 @@ def told(certificate: Certificate) -> dict[str, Any]:
     findings = [{"part": f.part, "level": f.level.name, "why": f.why} for f in certificate.findings]
     return {
         "level": certificate.level.name,
-        "title": str(certificate).splitlines()[0],
+        "title": certificate.title,
         "findings": findings,
     }

@@ -69,13 +69,19 @@ class Certificate:
     def __bool__(self) -> bool:
         return self.level is Guarantee.EVERY_STEP
 
-    def __str__(self) -> str:
-        title = {
+    @property
+    def title(self) -> str:
+        return {
             Guarantee.EVERY_STEP: f"proved: no step raises an energy {self.condition}",
             Guarantee.SMALL_STEPS: f"proved for small enough steps only, {self.condition}",
             Guarantee.NONE: "no descent is proved",
         }[self.level]
+
+    def __repr__(self) -> str:
+        return f"Certificate({self.title})"
+
+    def __str__(self) -> str:
         width = max(len(finding.part) for finding in self.findings)
         lines = [f"  {f.part:<{width}}  {f.level.name:<11}  {f.why}" for f in self.findings]
         measured = [] if self.check is None else ["measured:", str(self.check)]
-        return "\n".join([title, *lines, *measured])
+        return "\n".join([self.title, *lines, *measured])

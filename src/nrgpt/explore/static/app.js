@@ -278,13 +278,14 @@ function drawLand() {
   $("survey").disabled = !hasEnergy;
   if (panel?.record && $("land-none").hidden === !hasEnergy) $("land-none").hidden = hasEnergy;
   const land = panel?.land?.A === chosen.A ? panel.land.found : null;
+  $("section").parentElement.hidden = !land?.sections.minima;
   if (!land) {
     ["map", "surface", "starts"].forEach(id => $(id).replaceChildren());
     return;
   }
-  const see = panel.see();
-  drawMap($("map"), see, land);
-  drawSurface($("surface"), see, land, turn);
+  const see = panel.see(), section = sectionOf(land, $("section").value);
+  drawMap($("map"), see, section);
+  drawSurface($("surface"), see, section, turn);
   if ($("starts").dataset.of !== `${panel.asked} ${chosen.A}` || !$("starts").children.length) drawStarts($("starts"), see, land);
   $("starts").dataset.of = `${panel.asked} ${chosen.A}`;
 }

@@ -17,7 +17,7 @@ function slider({ name, title, most, range, about }, panel) {
   const out = html("output", {}, number(value)), mark = `marks-${name}`;
   const input = html("input", {
     type: "range", min: isFactor ? 0 : 1, max: isFactor ? 100 : most(info), step: 1, name, list: mark,
-    "aria-label": title, title: about,
+    "aria-label": title,
     oninput: () => {
       const place = Number(input.value), v = place === toPlace(normal) ? normal : toValue(place);
       out.textContent = number(v);
@@ -25,33 +25,42 @@ function slider({ name, title, most, range, about }, panel) {
     },
   });
   input.value = toPlace(value);
-  return html("label", { title: about }, `${title} `, out, html("datalist", { id: mark }, html("option", { value: toPlace(normal) })), input);
+  const marks = html("datalist", { id: mark }, html("option", { value: toPlace(normal) }));
+  return explained(html("label", {}, `${title} `, out, marks, input), input, about);
 }
 
-function checkbox(title, isOn, set, about) {
-  const input = html("input", { type: "checkbox", onchange: () => set(input.checked) });
+function checkbox(name, title, isOn, set, about) {
+  const input = html("input", { type: "checkbox", name, onchange: () => set(input.checked) });
   input.checked = isOn;
-  return html("label", { class: "check", title: about }, input, title);
+  return explained(html("label", { class: "check" }, input, title), input, about);
+}
+
+// A sentence beneath, which a screen reader reads with the control.
+function explained(label, input, about) {
+  const id = `about-${input.name}`;
+  input.setAttribute("aria-describedby", id);
+  return html("div", {}, label, html("small", { id }, about));
 }
 
 function drawSettings() {
   const panel = panels[active], { info, settings } = panel, hasEnergy = info.terms.length > 0;
   const rows = SLIDERS.filter(() => !info.recorded).map(spec => slider(spec, panel));
   if (hasEnergy && !info.recorded) {
-    rows.push(checkbox("safeguard: keep every step in the cone", settings.cone ?? info.cone,
+    rows.push(checkbox("cone", "safeguard: keep every step in the cone", settings.cone ?? info.cone,
       on => change(panel, { cone: on === info.cone ? null : on }), "The least push that keeps a concave energy from rising."));
     if (!info.settled)
-      rows.push(checkbox("earlier tokens stand still", settings.frozen, on => change(panel, { frozen: on }),
+      rows.push(checkbox("frozen", "earlier tokens stand still", settings.frozen, on => change(panel, { frozen: on }),
         "Each token rolls among the last states of the others: what the certificate speaks of."));
-    const word = html("input", { type: "text", placeholder: "a word", "aria-label": "An energy of your own: pull towards this word", oninput: () => change(panel, { word: word.value }) });
+    const word = html("input", { type: "text", name: "word", placeholder: "a word", oninput: () => change(panel, { word: word.value }) });
     word.value = settings.word;
     const out = html("output", {}, number(settings.weight));
-    const weight = html("input", { type: "range", min: -1, max: 1, step: 0.02, "aria-label": "Weight of your energy, in mean forces", oninput: () => {
+    const weight = html("input", { type: "range", min: -1, max: 1, step: 0.02, name: "weight", oninput: () => {
       out.textContent = number(Number(weight.value));
       change(panel, { weight: Number(weight.value) });
     } });
     weight.value = settings.weight;
-    rows.push(html("div", {}, html("label", {}, "An energy of your own: pull towards", word)), html("label", {}, "with weight ", out, weight));
+    rows.push(explained(html("label", {}, "An energy of your own: pull towards ", word), word, "It draws every token towards saying this."));
+    rows.push(explained(html("label", {}, "Weight of your energy ", out, weight), weight, "In units of the mean force on a token; below 0 it pushes away."));
   }
   if (!info.recorded)
     rows.push(html("button", { type: "button", onclick: () => { chosen.settings[active] = { ...DEFAULTS }; drawSettings(); compute(); } }, "As trained"));
@@ -165,6 +174,7 @@ function listen() {
   $("play").addEventListener("click", play);
   $("generate").addEventListener("click", generate);
   $("survey").addEventListener("click", survey_);
+  $("section").addEventListener("change", drawLand);
   $("theme").addEventListener("click", () => setTheme(document.documentElement.dataset.theme !== "dark"));
   $("model").addEventListener("change", () => { chosen.models[active] = Number($("model").value); chosen.t = null; arrange(active ? chosen.text : readable()); });
   $("compare").addEventListener("click", () => {

@@ -68,10 +68,13 @@ class Landscape {
   }
 
   // Down from a point until the slope is gone. Steps are as long as the last change of the gradient
-  // suggests (Barzilai and Borwein), shorter where the energy would not fall.
-  *minimise(start, iterations = 3000, tolerance = 1e-5) {
+  // suggests (Barzilai and Borwein), shorter where the energy would not fall, and never so long that
+  // they leap into the next basin.
+  *minimise(start, iterations = 3000, tolerance = 1e-5, reach = 0.05) {
     let u = this.retract(start), here = this.look(u), size = 0.1;
+    const longest = reach * Math.sqrt(u.length);
     for (let i = 0; i < iterations && norm(here.gradient) > tolerance; i++) {
+      size = Math.min(size, longest / norm(here.gradient));
       const tried = this.retract(u.map((c, j) => c - size * here.gradient[j])), there = this.look(tried);
       if (there.energy > here.energy) {
         if (size < 1e-12) break;
@@ -137,6 +140,27 @@ class Landscape {
   }
 }
 
+// The plane through the token's end, the minimum below it, and a third point, as a map: energies on a
+// grid, and the places of what lies in it. Yields the share that is done.
+function* section(land, path, below, third, count, random) {
+  const end = path.at(-1);
+  let plane = land.plane(end, land.heading(end, below), land.heading(end, third));
+  if (!plane.directions.flat().every(e => Number.isFinite(e[0])))  // two of the three are one
+    plane = land.plane(end, land.heading(end, path[0]), land.random(random));
+  const place = u => land.place(plane, u), places = [...path, below, third].map(place);
+  const reach = 1.2 * places.flat().reduce((a, b) => Math.max(a, Math.abs(b)), 1e-3);
+  const extent = Math.min(reach, land.radius === null ? Infinity : 0.98 * Math.PI * land.radius);
+  const axis = Array.from({ length: count }, (_, i) => extent * (2 * i / (count - 1) - 1));
+  const energy = [], own = [];
+  for (const y of axis) {
+    const points = axis.map(x => land.point(plane, [x, y]));
+    energy.push(points.map(u => land.look(u).energy));
+    own.push(points.map(u => land.own(u)));
+    yield energy.length / count;
+  }
+  return { axis, energy, own: land.roll.settings.attract ? own : null, path: path.map(place), place };
+}
+
 // Everything that the page shows of a token's landscape. Yields now and then, so that a page stays
 // awake; ``random`` gives numbers in [0, 1).
 function* survey(roll, A, { starts = 8, count = 45, random = Math.random } = {}) {
@@ -150,39 +174,29 @@ function* survey(roll, A, { starts = 8, count = 45, random = Math.random } = {})
     let basin = minima.findIndex(near);
     if (basin < 0) basin = minima.push({ u, energy, slope, count: 0, ...say(u) }) - 1;
     minima[basin].count += 1;
-    found.push({ from: ["its end", "its start"][i] ?? `start ${i - 1}`, energy: land.look(origin).energy, basin });
+    found.push({ from: ["its end", "its start"][i] ?? `start ${i - 1}`, energy: land.look(origin).energy, basin: minima[basin] });
     yield { progress: 0.5 * (i + 1) / origins.length };
   }
-  const below = minima[found[0].basin];
+  const { basin: below } = found[0];
   const other = minima.filter(m => m !== below).sort((a, b) => b.count - a.count)[0] ?? null;
-  const pass = other ? yield* land.between(below.u, other.u) : null;
-  yield { progress: 0.6 };
-  let plane = land.plane(end, land.heading(end, below.u), land.heading(end, (other ?? { u: path[0] }).u));
-  if (!plane.directions.flat().every(e => Number.isFinite(e[0])))  // the token rests on its minimum
-    plane = land.plane(end, land.heading(end, path[0]), land.random(random));
-  const place = u => land.place(plane, u);
-  const places = [...path, below.u, ...(other ? [other.u] : [])].map(place);
-  const reach = 1.2 * places.flat().reduce((a, b) => Math.max(a, Math.abs(b)), 1e-3);
-  const extent = Math.min(reach, land.radius === null ? Infinity : 0.98 * Math.PI * land.radius);
-  const axis = Array.from({ length: count }, (_, i) => extent * (2 * i / (count - 1) - 1));
-  const energy = [], own = [];
-  for (const y of axis) {
-    const points = axis.map(x => land.point(plane, [x, y]));
-    energy.push(points.map(u => land.look(u).energy));
-    own.push(points.map(u => land.own(u)));
-    yield { progress: 0.6 + 0.4 * energy.length / count };
+  const pass = other ? yield* land.between(below.u, other.u) : null, isPass = Boolean(pass?.isPass);
+  minima.sort((a, b) => a.energy - b.energy);
+  const thirds = { path: path[0], ...(other && { minima: other.u }) }, sections = {}, names = Object.keys(thirds);
+  for (const name of names) {
+    const map = section(land, path, below.u, thirds[name], count, random);
+    let drawn = map.next();
+    for (; !drawn.done; drawn = map.next())
+      yield { progress: 0.6 + 0.4 * (names.indexOf(name) + drawn.value) / names.length };
+    const { place, ...rest } = drawn.value, shown = name === "minima" ? [below, other] : [below];
+    const places = shown.map(m => ({ which: minima.indexOf(m), at: place(m.u) }));
+    sections[name] = { ...rest, minima: places, pass: name === "minima" && isPass ? place(pass.pass.u) : null };
   }
-  const order = [...minima.keys()].sort((a, b) => minima[a].energy - minima[b].energy);
   return {
-    axis, energy, own: roll.settings.attract ? own : null,
-    path: path.map(place),
+    sections,
     pathEnergy: path.map(u => land.look(u).energy),
-    minima: order.map(i => {
-      const { u, energy, slope, count, said, chances, entropy } = minima[i];
-      return { energy, slope, count, said, chances, entropy, at: place(u), shown: u === below.u || u === other?.u };
-    }),
-    starts: found.map(s => ({ ...s, basin: order.indexOf(s.basin) })),
-    pass: pass?.isPass ? { energy: pass.pass.energy, at: place(pass.pass.u) } : null,
+    minima: minima.map(({ u, ...rest }) => rest),
+    starts: found.map(s => ({ ...s, basin: minima.indexOf(s.basin) })),
+    pass: isPass ? { energy: pass.pass.energy } : null,
     end: say(end),
   };
 }

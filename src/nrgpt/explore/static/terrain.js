@@ -29,34 +29,40 @@ function shades(grid, range) {
   return canvas.toDataURL();
 }
 
+// What both pictures of a section are given: what lies in it, with the energies of its path and minima.
+function sectionOf(land, name) {
+  const section = land.sections[name] ?? land.sections.path;
+  const minima = section.minima.map(({ which, at }) => ({ ...land.minima[which], at }));
+  return { ...section, minima, pathEnergy: land.pathEnergy };
+}
+
 function drawMap(host, see, land) {
   const colours = theme(), width = Math.max(200, host.clientWidth), height = Math.min(440, width + 40);
   const side = Math.min(width - 70, height - 76), box = { left: 56, right: 56 + side, top: 28, bottom: 28 + side };
   const far = land.axis.at(-1), count = land.axis.length, range = extent(land.energy.flat());
   const x = linear([-far, far], [box.left, box.right]), y = linear([-far, far], [box.bottom, box.top]);
   const gx = i => x(land.axis[0] + i * (2 * far) / (count - 1)), gy = j => y(land.axis[0] + j * (2 * far) / (count - 1));
-  const isPair = land.minima.filter(m => m.shown).length > 1;
-  const said = land.minima.filter(m => m.shown).map(m => visible(see.label(m.said[0]))).join(" and ");
-  const drawn = picture(width, Math.max(height, box.bottom + 60), `Map of the energy around token ${see.A + 1}, with its path; where the minima lie it would say ${said}`);
+  const said = land.minima.map(m => visible(see.label(m.said[0]))).join(" and ");
+  const drawn = picture(width, Math.max(height, box.bottom + 60), `Map of the energy around token ${see.A + 1}, with its path; at the ${land.minima.length > 1 ? "two minima" : "minimum"} it would say ${said}`);
   const half = side / (count - 1) / 2;  // pixels are centred on their points
   drawn.append(svg("image", { href: shades(land.energy, range), x: box.left - half, y: box.top - half, width: side + 2 * half, height: side + 2 * half, preserveAspectRatio: "none" }));
   const lines = (grid, which, colour, attributes) => which.forEach(level => drawn.append(stroke(
     contour(grid, level).map(([p, q]) => `M${gx(p[0]).toFixed(1)} ${gy(p[1]).toFixed(1)}L${gx(q[0]).toFixed(1)} ${gy(q[1]).toFixed(1)}`).join(""), colour, 1, attributes)));
   lines(land.energy, levels(range, 14), "#fff", { opacity: 0.35 });
   if (land.own) lines(land.own, levels(extent(land.own.flat()), 8), "#fff", { opacity: 0.9, "stroke-dasharray": "5 4" });
-  drawn.append(axes(box, [], [], { x, y, xTitle: "towards one minimum", yTitle: isPair ? "towards the other" : "towards its start" }));
+  drawn.append(axes(box, [], [], { x, y, xTitle: "towards the minimum below", yTitle: land.minima.length > 1 ? "towards another minimum" : "towards its start" }));
   const t = timeOf(see, see.A), last = land.path.length - 1, i = Math.min(Math.floor(t), last), j = Math.min(i + 1, last);
   const at = [0, 1].map(k => land.path[i][k] + (t - i) * (land.path[j][k] - land.path[i][k]));
   const place = ([a, b]) => [x(a), y(b)];
   drawn.append(stroke(curve(land.path.map(place)), "#fff", 2));
   for (const [a, b] of land.path.map(place)) drawn.append(svg("circle", { cx: a, cy: b, r: 2, fill: "#fff" }));
-  for (const m of land.minima.filter(m => m.shown)) {
+  for (const m of land.minima) {
     const [a, b] = place(m.at);
     drawn.append(write(a, b + 6, "★", { "text-anchor": "middle", "font-size": 18, fill: "#ffe9a8", stroke: "#222", "stroke-width": 0.7 }));
     drawn.append(write(a, b - 11, visible(see.label(m.said[0])), { "text-anchor": "middle", "font-family": MONO, "font-size": 14, fill: "#fff", stroke: "#222", "stroke-width": 3, "paint-order": "stroke" }));
   }
   if (land.pass) {
-    const [a, b] = place(land.pass.at);
+    const [a, b] = place(land.pass);
     drawn.append(write(a, b + 5, "✕", { "text-anchor": "middle", "font-size": 14, fill: "#fff", stroke: "#222", "stroke-width": 0.7 }));
   }
   const [a, b] = place(at);
@@ -91,7 +97,7 @@ function drawSurface(host, see, land, view) {
   }
   const path = land.path.map(([px, py], i) => project(px, py, land.pathEnergy[i]));
   drawn.append(stroke(curve(path), colours.paper, 4), stroke(curve(path), colours.accent, 2));
-  for (const m of land.minima.filter(m => m.shown)) {
+  for (const m of land.minima) {
     const [a, b] = project(...m.at, m.energy);
     drawn.append(write(a, b + 6, "★ " + visible(see.label(m.said[0])), { "font-size": 15, fill: "#ffe9a8", stroke: "#222", "stroke-width": 3, "paint-order": "stroke" }));
   }

@@ -147,7 +147,7 @@ const saysColumns = count => ["step", ...["1st", "2nd", "3rd", "4th", "5th"].sli
 
 function drawSays(host, see) {
   const at = Math.round(timeOf(see, see.A)), widest = see.info.symbols?.some(symbol => symbol.trim().length > 1) ?? true;
-  const fitting = Math.floor((host.clientWidth - 140) / (widest ? 52 : 30));  // the rest would be cut off
+  const fitting = Math.floor((host.clientWidth - 140) / (widest ? 52 : 36));  // the rest would be cut off
   const told = saysOf(see, Math.max(2, Math.min(5, fitting)));
   const rows = told.map(({ step, words, best, unsure }) => {
     const cells = words.map(({ text, p, isNext }) => {
