@@ -21,6 +21,7 @@ from nrgpt.train.report import environment
 
 from .oscillation import ENERGIES, FAMILIES, periods, quadratic, study
 from .settling import MODELS, settling
+from .split import KINDS, SPREAD, split
 
 HERE = Path(__file__).parent
 NORMS = ("layernorm", "rmsnorm", "none")
@@ -94,6 +95,10 @@ def parts(to: Path, quick: bool) -> Iterator[tuple[str, list[dict[str, Any]]]]:
         traced = [periods(e, n, f, 16, v, steps=64 if quick else 2_048) for e, n, f, v in TRACED]
         draw_traces(to, traced)
         yield "periods", [row for row, *_ in traced]
+    if "split" not in done:
+        sizes = {"D": 32, "size": 8, **size, "steps": 50 if quick else 4_000}
+        cases = [(kind, v) for kind in KINDS for v in (SPREAD if "free" in kind else (1.0,))]
+        yield "split", [split(e, kind, v, **sizes) for e in ENERGIES for kind, v in cases]
     for model in MODELS:
         if f"settling-{model}" not in done:
             sizes = (2, 8, 64) if quick else (4, 64, 2_048)
