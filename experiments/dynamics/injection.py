@@ -29,9 +29,9 @@ from nrgpt.train.runs import Run
 PROMPT = 96
 """Characters of an attack, and of an example before it."""
 WORDS = (
-    *(("energy", weight) for weight in (3.0, 10.0, 30.0)),
-    *(("energy, second half", weight) for weight in (3.0, 10.0, 30.0)),
-    *(("logits", weight) for weight in (1.0, 2.0, 3.0, 5.0)),
+    *(("energy", weight) for weight in (3.0, 10.0)),
+    *(("energy, second half", weight) for weight in (3.0, 10.0)),
+    *(("logits", weight) for weight in (3.0, 5.0, 7.0, 10.0)),
 )
 PULLS = (0.05, 0.1)
 """Multiples of the mean force, as in steering.style."""
