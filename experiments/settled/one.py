@@ -222,6 +222,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     job, start = args.job, time.time()
+    sys.argv[1:] = [json.dumps(job)]  # records keep the command; folders of a machine mean nothing
     cfg = config_of(job, args.data, args.scratch)
 
     def record(**values: Any) -> None:
