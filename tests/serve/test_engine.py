@@ -14,13 +14,14 @@ from nrgpt.dynamics.relax import Stop
 from nrgpt.serve.engine import Engine, Failed, Finished, Group, Job, Token, Way
 
 from ..models import config, randomised
+from ..processes import patience, wait_for
 
 
 def heard(events):
     """All that a job was told, to its end."""
     told = []
     while not told or isinstance(told[-1], Token):
-        told.append(events.get(timeout=60))
+        told.append(events.get(timeout=patience()))
     return told[:-1], told[-1]
 
 
@@ -158,11 +159,7 @@ def test_cancelled_late_and_failing_texts_end(monkeypatch):
         with pytest.raises(BufferError):
             engine.submit([job([1], 1, Way(3))[0] for _ in range(4)])
         engine.cancel([endless])
-        for _ in range(200):
-            if engine.running == 0:
-                break
-            time.sleep(0.02)
-        assert engine.running == 0
+        wait_for(lambda: engine.running == 0, what="the end of what was cancelled")
         monkeypatch.setattr(Group, "go_on", lambda self: 1 / 0)
         made, events = job([1], 9, Way(3))
         engine.submit([made])
