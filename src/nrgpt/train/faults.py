@@ -124,7 +124,7 @@ def only_process(run: Path) -> Iterator[None]:
 
 OUTPUTS = (
     "config.json", "environment.json", "tokenizer.json", "metrics.jsonl", "result.json",
-    "samples.txt", "losses.png",
+    "samples.txt", "losses.png", "gpt2.tiktoken",
 )  # fmt: skip
 
 

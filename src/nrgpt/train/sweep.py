@@ -68,7 +68,7 @@ def run_sweep(
 
 def refuse_other_folders(folder: Path) -> None:
     """A file of somebody else may have the name of ours, and would be overwritten."""
-    is_sweep = (folder / DATABASE).exists() or any(folder.glob("*/config.json"))
+    is_sweep = check_ours(folder / DATABASE).exists() or any(folder.glob("*/config.json"))
     for name in (RESULTS, "sweep.png"):
         if check_ours(folder / name).exists() and not is_sweep:
             raise ValueError(
