@@ -36,8 +36,8 @@ Preset = Annotated[str, Argument(metavar="PRESET", help="See `nrgpt presets`.")]
 
 
 def preset(name: str) -> TrainConfig:
-    if name not in PRESETS:
-        raise ValueError(f"there is no preset {name!r}{suggestion(name, PRESETS)}")
+    if not isinstance(name, str) or name not in PRESETS:  # a file may hold anything
+        raise ValueError(f"there is no preset {name!r}{suggestion(str(name), PRESETS)}")
     cfg = PRESETS[name]()
     return dataclasses.replace(cfg, plugins=tuple(PLUGINS)) if PLUGINS else cfg
 
