@@ -13,6 +13,7 @@ from nrgpt.cli import app
 from nrgpt.cli.commands import explore as command
 from nrgpt.explore import models
 from nrgpt.train.runs import load_run
+from tests.processes import patience
 
 from .test_page import Shown
 
@@ -32,11 +33,11 @@ def server(monkeypatch):
     yield server
     server.shutdown()
     server.server_close()
-    thread.join(10)
+    thread.join(patience())
 
 
 def ask(server, method, path, body=None, **headers):
-    connection = HTTPConnection("127.0.0.1", server.server_port, timeout=20)
+    connection = HTTPConnection("127.0.0.1", server.server_port, timeout=patience())
     connection.request(method, path, body, headers)
     answer = connection.getresponse()
     found = answer.status, answer.read()
