@@ -84,6 +84,21 @@ def test_questions_need_the_key_and_sense(server):
         assert found["error"]
 
 
+def test_questions_that_would_break_it(server, monkeypatch):
+    """The connection gets an answer, and the next one too."""
+    key = {"X-NRGPT-Key": server.key}
+    assert ask(server, "POST", "/roll", "[" * 100_000, **key)[0] == 400
+    assert ask(server, "POST", "/roll", "{}", **{"Content-Length": "9" * 5000, **key})[0] == 400
+    settings = {"tokens": [1], "settings": AS_TRAINED | {"word": "\ud800"}}
+    assert question(server, "roll", **settings)[0] == 400
+    monkeypatch.setitem(server.answers, "roll", lambda body: [].pop())
+    status, found = question(server, "roll", tokens=[1], settings=AS_TRAINED)
+    assert status == 500
+    assert found["error"] == "pop from empty list"
+    monkeypatch.undo()
+    assert question(server, "read", text="max(4")[0] == 200
+
+
 def test_answers(server):
     assert question(server, "read", text="max(4")[1]["tokens"] == [5, 1, 11]
     status, found = question(server, "read", text="max(?")

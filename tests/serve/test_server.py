@@ -279,3 +279,25 @@ def test_a_key_is_needed_where_others_can_come(address):
                 client.completions.create(model=NAME, prompt=["O"] * 3)
         process.terminate()
         assert process.wait(patience()) in (0, -15)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ('"n": 1000000000', "n = 1000000000: must be at most 64"),
+        ('"temperature": NaN', "temperature: "),
+        ('"top_p": NaN', "top_p: "),
+        ('"repetition_penalty": Infinity', "repetition_penalty: "),
+        ('"adaptive": {"tolerance": NaN}', "adaptive: "),
+        ('"adaptive": {"patience": 1' + "0" * 40 + "}", "adaptive: "),
+        ('"stop": ' + "[" * 100_000, "error parsing the body"),
+    ],
+)
+def test_numbers_beyond_sense(address, asked, said):
+    body = f'{{"prompt": "O", "max_tokens": 2, {asked}}}'.encode()
+    status, answer = ask(
+        address, "POST", "/v1/completions", body, **{"Content-Type": "application/json"}
+    )
+    assert status == 400
+    assert said in answer["error"]["message"]
+    assert health(address)["status"] == "ok"

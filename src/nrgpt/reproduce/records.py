@@ -61,7 +61,10 @@ class Record:
 
     @staticmethod
     def files_of(line: Mapping[str, Any]) -> dict[str, bytes]:
-        files = {name: base64.b64decode(text) for name, text in line.get("binary", {}).items()}
+        files = {
+            name: base64.b64decode(text, validate=True)
+            for name, text in line.get("binary", {}).items()
+        }
         for name, value in line["files"].items():
             text = value if isinstance(value, str) else FORMATS[Path(name).suffix][1](value)
             files[name] = text.encode()
@@ -85,9 +88,11 @@ class Record:
         return unsealed(value, name) if isinstance(value, dict) else value
 
     def write(self, folder: Path) -> None:
+        for name in self.files:
+            check_name(name)
         make_folder(folder)
         for name, content in self.files.items():
-            with open_ours(folder / check_name(name), "wb") as file:
+            with open_ours(folder / name, "wb") as file:
                 file.write(content)
 
 

@@ -110,12 +110,12 @@ def read_state(folder: Path) -> dict[str, Any]:
     path = folder / "state.json"
     state = read_json(path)
     try:
-        best = state["best"]
+        best, _ = state["best"], state["step"]
         for fields, kinds in ((state, STATE), (best, BEST)):
             for name in kinds.keys() & fields.keys():
                 if type(fields[name]) is not kinds[name]:
                     raise TypeError(f"{name} is {fields[name]!r}")
-        if not 0 <= max(state["step"], best.get("step", 0)) < 10**12:
+        if not all(0 <= each.get("step", 0) < 10**12 for each in (state, best)):
             raise ValueError("there is no such iteration")
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise CheckpointError(f"{path}: not the state of a training ({error!r})") from error

@@ -47,7 +47,8 @@ def located(folder: Path | str) -> Path:
 
 def dataset_folder(cfg: DataConfig) -> Path:
     if cfg.folder is not None:
-        check(cfg.folder.strip() != "", "data.folder", cfg.folder, "a folder's path, or None")
+        is_path = cfg.folder.strip() != "" and "\0" not in cfg.folder
+        check(is_path, "data.folder", cfg.folder, "a folder's path, or None")
         return located(cfg.folder)
     root = data_root()
     if cfg.task != "listops":

@@ -85,6 +85,8 @@ def read_choices(assignments: Sequence[str]) -> Choices:
         if not equals or not values:
             raise ValueError(f"{assignment!r}: write field=value,value,... or field=log(low,high)")
         choices[key] = [values] if RANGE.fullmatch(values) else split_values(values)
+        if not choices[key]:
+            raise ValueError(f"{assignment!r}: there is no value between the commas")
         if RANGE.fullmatch(values):
             read_range(key, values)
     return choices
