@@ -5,6 +5,8 @@ import shutil
 
 import pytest
 
+from tests.processes import patience
+
 FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
     "--disable-background-networking", "--disable-component-update",
@@ -28,6 +30,6 @@ def chromium():
 def context(chromium):
     """Offline: whatever is not in the page's own file is an error."""
     context = chromium.new_context(offline=True)
-    context.set_default_timeout(20_000)
+    context.set_default_timeout(1000 * patience())
     yield context
     context.close()

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import patience
+
 ROOT = Path(__file__).parents[2]
 SITE = ROOT / "out" / "site" / "index.html"
 
@@ -43,7 +45,7 @@ def test_the_sites_search_finds_something(context):
         page.click("input.md-search__input")
     )
     page.keyboard.type("certificate", delay=20)
-    page.wait_for_selector(".md-search-result__item a", timeout=20_000)
+    page.wait_for_selector(".md-search-result__item a", timeout=1000 * patience())
     found = page.locator(".md-search-result__item a").all_inner_texts()
     assert any("certificate" in text.lower() for text in found)
     assert complaints == []

@@ -16,13 +16,14 @@ from ..dynamics.plots import adaptive_figure, convergence_figure
 from ..dynamics.relax import Stop
 from ..dynamics.trajectory import trajectory as watch
 from ..explore.models import certificates
-from ..files import check_ours
+from ..explore.page import refuse_other_pages
 from ..language_model import LanguageModel
 from ..model.network import IGNORED_TARGET
 from ..train.runs import Run
 from .common import (
     Steps,
     app,
+    file_to_write,
     folder_for_results,
     folder_to_write,
     open_run,
@@ -31,7 +32,7 @@ from .common import (
     with_options_of,
 )
 
-Texts = Annotated[int, Option(help="Validation texts, each as long as the context.")]
+Texts = Annotated[int, Option(min=1, help="Validation texts, each as long as the context.")]
 
 
 def validation_texts(loaded: Run, count: int) -> tuple[Tensor, Tensor]:
@@ -77,6 +78,7 @@ def trajectory(
     else:
         tokens = [*loaded.encode(text), IGNORED_TARGET]  # the next token is unknown
     folder = folder_to_write(to or folder_for_results(loaded.folder) / "trajectory")
+    refuse_other_pages(folder / "index.html")
     both = torch.tensor([tokens], device=loaded.model.tokens.device)
     top = min(5, loaded.cfg.model.vocab_size)
     energies = loaded.model.is_watched if energies is None else energies
@@ -129,8 +131,7 @@ def adaptive(
         wanted = "numbers with commas between them"
         raise ValueError(f"tolerances = {tolerances!r}: must be {wanted}") from None
     if to is not None:
-        folder_to_write(to.absolute().parent)
-        check_ours(to.with_suffix(".png"))
+        file_to_write(to.with_suffix(".png"))
     rules = [Stop(rule, value, patience) for value in values]  # type: ignore[arg-type]
     idx, targets = validation_texts(loaded, texts)
     costs = loss_against_steps(loaded.model, idx, targets, rules, steps=steps)

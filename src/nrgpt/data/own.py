@@ -14,6 +14,8 @@ SMALL = 2_000_000
 """Bytes of text up to which characters are enough for auto."""
 MOST_CHARACTERS = 300
 """Distinct ones; a text with more is for byte pairs."""
+LARGEST = 1_000_000
+"""Byte pairs: the library takes the memory for them at once, and ends the process without it."""
 TRAINED_ON = 200_000_000
 """Characters from which byte pairs are learned, at most."""
 
@@ -58,9 +60,8 @@ def usual_vocabulary(size: int | None) -> int:
 
 def byte_pairs(texts: Iterable[str], vocabulary: int) -> FastTokenizer:
     """Byte pairs learned from the texts, with GPT-2's rules for where words end."""
-    check(
-        vocabulary >= 257, "vocabulary", vocabulary, "at least 257: all bytes and the end of text"
-    )
+    must_be = f"at least 257 (all bytes and the end of text) and at most {LARGEST:,}"
+    check(257 <= vocabulary <= LARGEST, "vocabulary", vocabulary, must_be)
     library: Any = need("tokenizers", "learning byte pairs (--tokenizer bpe)", "data")
     made = library.Tokenizer(library.models.BPE())
     made.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)

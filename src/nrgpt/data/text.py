@@ -180,6 +180,10 @@ def prepare_documents(
         else:
             splits = ["train", "val"] if share > 0 else ["train"]
             pieces = {split: maker.read_all(paths, split) for split in splits}
+        if adapts and not all(tokens[split] for split in pieces):
+            raise DataError(
+                f"{tokens.total()} tokens of text are too few for training and validation"
+            )
         for split in pieces:
             wanted = f"such that some of the {number} documents are in split {split!r}"
             check(tokens[split] > 0, "validation", share, wanted)

@@ -18,6 +18,7 @@ from transformers.utils import ModelOutput
 
 from ..check import suggestion
 from ..dynamics.attention import attention_weights
+from ..interop.checksums import forget_checksums
 from ..interop.weights import align_memory, load_safetensors
 from ..kernels.loss import IGNORED_TARGET, plain_loss
 from ..model.network import Network
@@ -77,6 +78,8 @@ class NRGPTPreTrainedModel(PreTrainedModel):
     ) -> None:
         """Also writes the code that ``trust_remote_code`` needs. (If the model was itself loaded
         from such code, transformers copies the files.)"""
+        if options.get("is_main_process", True):
+            forget_checksums(Path(save_directory))
         super().save_pretrained(save_directory, **options)
         if __name__.startswith("nrgpt.") and options.get("is_main_process", True):
             importlib.import_module("nrgpt.hf.code").write_code(Path(save_directory))

@@ -64,6 +64,10 @@ class Plans(NamedTuple):
         return self.blocks[0].begin(x, memory)
 
 
+MOST_STEPS = 1_000_000
+"""More would never end."""
+
+
 class Network(nn.Module):
     """Token and position embeddings, ``steps`` applications of a block, final norm, head.
 
@@ -315,8 +319,10 @@ class Network(nn.Module):
     def check_steps(self, steps: int | None) -> int:
         if steps is None:
             return self.cfg.steps
-        if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
-            raise ValueError(f"steps = {steps!r}: must be a whole number, at least 1")
+        is_number = isinstance(steps, int) and not isinstance(steps, bool)
+        if not is_number or not 1 <= steps <= MOST_STEPS:
+            must_be = f"a whole number, at least 1 and at most {MOST_STEPS:,}"
+            raise ValueError(f"steps = {steps!r}: must be {must_be}")
         if self.cfg.block == "gpt" and steps > self.cfg.steps:
             raise ValueError(
                 f"steps = {steps!r}: must be at most {self.cfg.steps}, the number of distinct "

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..decode.cache import Cache
 from ..decode.decoder import Decoder, kept_of
-from ..decode.generate import Sampling
+from ..decode.generate import NOT_FINITE, Sampling
 from ..dynamics.adaptive import AdaptiveDecoder
 from ..dynamics.relax import Stop
 from ..language_model import LanguageModel
@@ -224,11 +224,13 @@ class Group:
 
     def choose(self, jobs: Sequence[Job], logits: Tensor) -> None:
         """The next token of each text that goes on."""
+        is_sound = logits.isfinite().all(-1).tolist()
+        for job, sound in zip(jobs, is_sound, strict=True):
+            if not sound:
+                job.end(Failed(NOT_FINITE, 500))
+            elif job.most == 0:  # its prompt was all that it wanted
+                job.end(Finished("length"))
         rows = [row for row, job in enumerate(jobs) if not job.is_over]
-        for row in list(rows):
-            if jobs[row].most == 0:  # its prompt was all that it wanted
-                jobs[row].end(Finished("length"))
-                rows.remove(row)
         if not rows:
             return
         going = [jobs[row] for row in rows]

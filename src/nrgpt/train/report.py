@@ -139,7 +139,8 @@ def plot_losses(run: Path) -> None:
         points = [(e["step"], e[name]) for e in entries if name in e]
         if points:
             axis.plot(*zip(*points, strict=True), **style)
-    axis.set(xlabel="iteration", ylabel="loss (nats)", title=run.name)
+    axis.set(xlabel="iteration", ylabel="loss (nats)")
+    axis.set_title(run.name, parse_math=False)  # a $ in it begins no formula
     axis.grid(alpha=0.3)
     axis.legend()
     picture = io.BytesIO()

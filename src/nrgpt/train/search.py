@@ -49,12 +49,20 @@ def search(
     """Let Optuna propose values until so many trials have ended, those of earlier calls included.
     ``carry_out`` returns a row and the loss, or None if there is none. The trials are kept in an
     SQLite file, or at the URL ``storage``, where several processes may search together."""
-    folder.mkdir(parents=True, exist_ok=True)
     if storage is not None:
-        return trials_of(open_study(name, storage), choices, carry_out, seed, trials, shared=True)
+        study = open_study(name, storage)
+        folder.mkdir(parents=True, exist_ok=True)
+        return trials_of(study, choices, carry_out, seed, trials, shared=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    had_lock = (folder / "lock").exists()
     try:
         with locked(folder / "lock", keep=True):
-            study = open_study(name, url_of(folder / DATABASE))
+            try:
+                study = open_study(name, url_of(folder / DATABASE))
+            except ValueError:
+                if not had_lock:
+                    (folder / "lock").unlink()
+                raise
             rows = trials_of(study, choices, carry_out, seed, trials, shared=False)
             nothing_was_possible = all(row.get("impossible") for row in rows)
             if nothing_was_possible:  # a corrected command must not find these trials done
@@ -127,7 +135,8 @@ def open_study(name: str, url: str) -> Any:
     except (SQLAlchemyError, optuna.exceptions.OptunaError) as error:
         said = str(error).splitlines()[0]
         raise ValueError(
-            f"{url} cannot be used as a record of trials ({said}); move it away to begin anew"
+            f"{url!r} cannot be used as a record of trials ({said}); choose another --storage, or "
+            f"move {DATABASE} away to begin anew"
         ) from error
 
 

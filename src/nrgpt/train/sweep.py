@@ -77,7 +77,7 @@ def loss_of(row: Row) -> float | None:
 
 def refuse_other_folders(folder: Path) -> None:
     """A file of somebody else may have the name of ours, and would be overwritten."""
-    is_sweep = (folder / DATABASE).exists() or any(folder.glob("*/config.json"))
+    is_sweep = check_ours(folder / DATABASE).exists() or any(folder.glob("*/config.json"))
     for name in (RESULTS, "sweep.png"):
         if check_ours(folder / name).exists() and not is_sweep:
             raise ValueError(
@@ -94,6 +94,8 @@ def read_choices(assignments: Sequence[str]) -> Choices:
         if not equals or not values:
             raise ValueError(f"{assignment!r}: write field=value,value,... or field=log(low,high)")
         choices[key] = [values] if RANGE.fullmatch(values) else split_values(values)
+        if not choices[key]:
+            raise ValueError(f"{assignment!r}: there is no value between the commas")
         if RANGE.fullmatch(values):
             read_range(key, values)
     return choices
