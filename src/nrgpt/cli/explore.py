@@ -18,6 +18,7 @@ from ..explore.models import about, certificates, for_page
 from ..explore.page import page
 from ..explore.server import Server, new_key
 from ..explore.weights import NotForThePage
+from ..extras import MissingExtra
 from ..files import write_atomically
 from ..train.runs import Run, load_run
 from .common import (
@@ -25,6 +26,7 @@ from .common import (
     app,
     folder_for_results,
     folder_to_write,
+    in_float64,
     open_run,
     screen,
     table_of,
@@ -166,7 +168,7 @@ def landscape(
     nrgpt landscape zoo:shakespeare_certified --text 'To be, or not' --token 5
     """
     text = text or told(loaded, "", None)["examples"][0]
-    tokens, model = loaded.encode(text), loaded.model.double()
+    tokens, model = loaded.encode(text), in_float64(loaded.model)
     _ = model.energy_block  # raises for a baseline
     if not tokens:
         raise ValueError("--text '': there is no token in it")
@@ -200,7 +202,7 @@ def draw(found: Survey, folder: Path) -> list[Path]:
     way, minima, sections = found.way, found.found.minima, found.sections
     try:
         files = save(slice_figure(sections["path"], way, minima[[found.below]]), folder / "map")
-    except ValueError as error:
+    except MissingExtra as error:
         screen.print(f"no PNG and PDF: {error}", soft_wrap=True, markup=False)
         return []
     if found.between is not None:
