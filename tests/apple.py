@@ -84,6 +84,12 @@ def check_places(func: Any, args: Any, kwargs: Any) -> None:
         raise RuntimeError(f"{func}: expected all tensors to be on the same device, mps or cpu")
 
 
+def plain(value: Any) -> Any:
+    """The device itself is a CPU."""
+    is_device = isinstance(value, torch.device | str) and str(value)[:3] == "mps"
+    return torch.device("cpu") if is_device else value
+
+
 class Places(TorchFunctionMode):
     """Understands device="mps"."""
 
@@ -93,10 +99,8 @@ class Places(TorchFunctionMode):
         kinds = {str(x).partition(":")[0] for x in wanted} & {"mps", "cpu"}
         if not kinds or getattr(func, "__name__", "") in ("device", "_parse_to", "__get__"):
             return func(*args, **kwargs)
-        plain = lambda x: (
-            torch.device("cpu") if isinstance(x, torch.device | str) and str(x)[:3] == "mps" else x
-        )
-        found = func(*map(plain, args), **{name: plain(x) for name, x in kwargs.items()})
+        named = {name: plain(value) for name, value in kwargs.items()}
+        found = func(*map(plain, args), **named)
         return tree_map(on_apple if "mps" in kinds else on_cpu, found)
 
 
@@ -130,8 +134,8 @@ def apple_gpu() -> Iterator[set[Any]]:
 
 
 def unsupported(operations: set[Any]) -> set[str]:
-    """Those that PyTorch has for a CPU, but not for an Apple GPU. (Its fused attention "for_cpu" has
-    another name on each kind of device.)"""
+    """Those that PyTorch has for a CPU, but not for an Apple GPU. (Its fused attention "for_cpu"
+    has another name on each kind of device.)"""
     entries = yaml.safe_load(LIST.read_text(encoding="utf-8"))
     listed = {entry["func"].partition("(")[0]: entry for entry in entries}
 
