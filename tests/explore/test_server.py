@@ -108,6 +108,17 @@ def test_the_page_of_a_large_model(server, chromium):
         shown.run("stop()")
 
 
+def test_a_server_that_has_ended(server, chromium):
+    """The page says so."""
+    with Shown(chromium, server.address, offline=False, requests=server.address[:22]) as shown:
+        shown.until("document.querySelectorAll('#attention rect').length > 4")
+        shown.context.set_offline(True)
+        shown.page.click("#generate")
+        shown.until("!isGenerating")
+        assert "is it still running?" in shown.page.inner_text("#notice")
+        shown.complaints[:] = [c for c in shown.complaints if "ERR_INTERNET_DISCONNECTED" not in c]
+
+
 def test_examples_are_texts_that_the_model_knows():
     """One knows no min, the other no sum."""
     shown = {}
