@@ -106,10 +106,12 @@ function drawModels() {
   $("compare").setAttribute("aria-pressed", String(panels.length > 1));
   const places = panels.map(({ info }) => (info.engine ? "in this page, by a small engine in JavaScript" : info.recorded ? "beforehand, by Python" : "by Python on this machine"));
   $("where").textContent = [...new Set(places)].join(", and ");
+  $("kept").hidden = isRecorded;
+  document.title = `${[...new Set(panels.map(({ info }) => info.name))].join(" and ")} – nrgpt explorer`;
 }
 
 function aboutModel({ what, parameters, steps }) {
-  const size = parameters ? `${parameters.toLocaleString("en-US")} parameters, ` : "";
+  const size = parameters ? `${parameters.toLocaleString("en-US")} parameters, ` : "A recording of a model ";
   return `${what ? `${what}. ` : ""}${size}trained with ${steps} step${steps === 1 ? "" : "s"}.`.replace(/^t/, "T");
 }
 
@@ -234,8 +236,9 @@ function turned(along, down) {
   drawLand();
 }
 
-document.documentElement.dataset.theme = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
-$("theme").textContent = document.documentElement.dataset.theme === "dark" ? "Light" : "Dark";
+const darkness = matchMedia("(prefers-color-scheme: dark)");  // of the system, or of a page around this one
+darkness.addEventListener("change", () => setTheme(darkness.matches));
+setTheme(darkness.matches);
 listen();
 arrange(recall() ?? undefined).then(() => {
   if (!isCalm && chosen.t === null && !location.hash.includes("settings=")) play();
