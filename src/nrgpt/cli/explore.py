@@ -209,13 +209,23 @@ def landscape(
 def draw(found: Survey, folder: Path) -> list[Path]:
     """The maps, and the way over the pass, as PNG and PDF; nothing without matplotlib."""
     way, minima, sections = found.way, found.found.minima, found.sections
+    names = [f"minimum {i + 1}" for i in found.shown]
+    across = f"towards {names[0]} →"
     try:
-        files = save(slice_figure(sections["path"], way, minima[[found.below]]), folder / "map")
+        directions = (across, "towards its start →")
+        figure = slice_figure(
+            sections["path"], way, minima[[found.below]], names=names, directions=directions
+        )
+        files = save(figure, folder / "map")
     except MissingExtra as error:
         screen.print(f"no PNG and PDF: {error}", soft_wrap=True, markup=False)
         return []
     if found.between is not None:
-        both = slice_figure(sections["minima"], way, minima[found.shown], found.saddle)
-        files += save(both, folder / "minima")
-        files += save(path_figure(found.between), folder / "path")
+        directions = (across, f"towards {names[1]} →")
+        figure = slice_figure(
+            sections["minima"], way, minima[found.shown], found.saddle,
+            names=names, directions=directions,
+        )  # fmt: skip
+        files += save(figure, folder / "minima")
+        files += save(path_figure(found.between, (names[0], names[1])), folder / "path")
     return files
