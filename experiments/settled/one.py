@@ -119,7 +119,7 @@ def rises(cfg: TrainConfig, model: LanguageModel, idx: Tensor, *, mixed: bool) -
             states: Iterator[Tensor] = model.states(some)
             for x in states:
                 start = x if start is None else start
-                now = sum(model.energies(x, start=start).values())
+                now = torch.stack(list(model.energies(x, start=start).values())).sum(0)
                 if before is not None:
                     relative = (now - before) / torch.maximum(now.abs(), before.abs())
                     pairs += relative.numel()
