@@ -131,9 +131,18 @@ def test_the_papers_grids_can_run(name, tmp_path, monkeypatch):
     sizes = []
     monkeypatch.setattr(sweep, "run_one", lambda cfg, chosen, folder: sizes.append(chosen) or {})
     monkeypatch.setattr(sweep, "show", lambda *_: None)
-    with pytest.raises(KeyError):  # nothing was trained, so there are no losses to sort by
-        sweep.run_sweep(name, PRESETS[name](), (), tmp_path, grid="shakespeare")
+    sweep.run_sweep(name, PRESETS[name](), (), tmp_path, grid="shakespeare")
     assert len(sizes) == 1512 - 72
+
+
+def test_runs_that_are_not_evaluated_are_compared_by_estimates(tmp_path, capsys):
+    rows = run("seed=0,1", "final_evaluation=false", folder=tmp_path / "s")
+    found = [row["best_val_loss_estimate"] for row in rows]
+    assert found == sorted(found)
+    assert "estimated" in capsys.readouterr().out
+    (row,) = run("optimiser.lr=log(1e-4,1e-3)", "final_evaluation=false", trials=1,
+                 folder=tmp_path / "t")  # fmt: skip
+    assert row["best_val_loss_estimate"] > 0
 
 
 def test_the_papers_grids_name_real_fields():

@@ -18,6 +18,7 @@ from rich.table import Table
 
 from ..check import check_choice, suggestion
 from ..dynamics.figures import new_figure, save
+from ..extras import MissingExtra
 from ..files import check_ours, write_atomically
 from .config import TrainConfig
 from .faults import DIVERGED, Interrupt, TrainingError
@@ -58,7 +59,9 @@ def run_sweep(
         rows = run_grid(cfg, choices, folder, packed, skip_impossible=grid is not None)
     else:
         rows = run_search(name, cfg, choices, folder, trials, storage)
-    rows.sort(key=lambda row: row[OBJECTIVE] if row[OBJECTIVE] is not None else float("inf"))
+    losses = [(loss_of(row), row) for row in rows]
+    losses.sort(key=lambda pair: float("inf") if pair[0] is None else pair[0])
+    rows = [row for _, row in losses]
     write_atomically(folder / RESULTS, "".join(json.dumps(row) + "\n" for row in rows))
     varied = [key for key, values in choices.items() if len(values) > 1 or RANGE.match(values[0])]
     show(rows, varied)
@@ -176,7 +179,7 @@ def run_search(
             row = {**chosen, OBJECTIVE: None, "error": str(error), "impossible": True}
             return {**row, "run": run.name}, None
         row = run_one(cfg, chosen, run)
-        return row, row[OBJECTIVE]
+        return row, loss_of(row)
 
     rows = search(name, choices, carry_out, folder, seed=cfg.seed, trials=trials, storage=storage)
     impossible = [row["error"] for row in rows if row.get("impossible")]
@@ -200,34 +203,43 @@ def folder_name(parameters: dict[str, Any]) -> str:
     return f"{name[: LONGEST - 9]}-{hashlib.sha256(named.encode()).hexdigest()[:8]}"
 
 
+def loss_of(row: Row) -> float | None:
+    """On the whole split or, with final_evaluation=false, the best estimate; None: not finite."""
+    found: float | None = row.get(OBJECTIVE, row.get("best_val_loss_estimate"))
+    return found
+
+
+def what(rows: list[Row]) -> str:
+    is_whole = all(OBJECTIVE in row for row in rows)
+    return "validation loss" if is_whole else "validation loss, estimated"
+
+
 def show(rows: list[Row], varied: list[str]) -> None:
-    table = Table("run", *varied, "validation loss", "parameters")
+    table = Table("run", *varied, what(rows), "parameters")
     for row in rows:
         last = ["not possible" if row.get("impossible") else "not finite", ""]
-        if row[OBJECTIVE] is not None:
-            last = [f"{row[OBJECTIVE]:.4f}", f"{row['parameters']['total']:,}"]
+        if (loss := loss_of(row)) is not None:
+            last = [f"{loss:.4f}", f"{row['parameters']['total']:,}"]
         table.add_row(row["run"], *(str(row[key]) for key in varied), *last)
     screen.print(table)
 
 
 def plot(rows: list[Row], varied: list[str], path: Path) -> None:
     """Loss against each field that was varied, if matplotlib is installed."""
-    rows = [row for row in rows if row[OBJECTIVE] is not None]
+    rows = [row for row in rows if loss_of(row) is not None]
     if not varied or not rows:
         return
     try:
         figure = new_figure(4 * len(varied), 3.5)
-    except ValueError:
+    except MissingExtra:
         return
     axes = figure.subplots(1, len(varied), squeeze=False, sharey=True)
     for axis, key in zip(axes[0], varied, strict=True):
         values = [parse(str(row[key])) for row in rows]
         is_numeric = all(isinstance(v, int | float) for v in values)
-        axis.plot(
-            values if is_numeric else list(map(str, values)), [r[OBJECTIVE] for r in rows], "o"
-        )
+        axis.plot(values if is_numeric else list(map(str, values)), list(map(loss_of, rows)), "o")
         if is_numeric and min(values) > 0 and max(values) / min(values) > 20:
             axis.set_xscale("log")
-        axis.set(xlabel=key, ylabel="validation loss (nats)")
+        axis.set(xlabel=key, ylabel=f"{what(rows)} (nats)")
         axis.grid(alpha=0.3)
     save(figure, path, ["png"])
