@@ -19,7 +19,7 @@ from ..train.loop import train as train_run
 from ..train.overrides import override
 from ..train.own import fitted, prepare_own
 from ..train.presets import PRESETS
-from ..train.sources import model_of, read_file
+from ..train.sources import model_of, open_source, read_file
 from ..train.sweep import run_sweep
 from .common import FREE_FORM, Overrides, app, screen
 from .result import result_table
@@ -70,7 +70,7 @@ def train(
         Option(help="Train on this file (.txt, .jsonl, ...); PRESET may be left out. Repeatable."),
     ] = None,
     tokenizer: Annotated[
-        str, Option(help="--text: characters, bpe, gpt2, or auto, by the text's size.")
+        str, Option(help="--text: characters, bpe, gpt2, or auto: by size, or init_from's.")
     ] = "auto",
     vocabulary: Annotated[int | None, Option(help="--text: tokens of --tokenizer bpe.")] = None,
     to: Annotated[Path | None, Option(help="Run folder; default in runs/.")] = None,
@@ -89,10 +89,15 @@ def train(
     if name is not None and "=" in name:  # no preset, but already a field
         overrides, name = [name, *(overrides or [])], None
     if text:
-        dataset = prepare_own(text, tokenizer=tokenizer, vocabulary=vocabulary)
-        name = name or usual_preset()
-        cfg = fitted(preset(name), dataset, overrides or [])
-        folder = to or default_run(dataset.folder.name, cfg, fitted(preset(name), dataset, []))
+        name, source = name or usual_preset(), init_from_of(overrides or [])
+        base, chosen = preset(name), tokenizer
+        if source is not None:  # fine-tuning keeps the model and, unless told otherwise, its tokens
+            base = dataclasses.replace(base, model=model_of(source))
+            chosen = open_source(source)[1] if tokenizer == "auto" else tokenizer
+        dataset = prepare_own(text, tokenizer=chosen, vocabulary=vocabulary)
+        usual = fitted(base, dataset, [], keep=source is not None)
+        cfg = override(usual, overrides or [])
+        folder = to or default_run(dataset.folder.name, cfg, usual)
         screen.print(f"preset {name}, data in {dataset.folder}, run in {folder}", soft_wrap=True)
         finish(cfg, folder)
         return
@@ -142,10 +147,15 @@ def configuration(name: str, overrides: list[str]) -> tuple[TrainConfig, TrainCo
         usual = read_file(path, preset)
         title = path.parent.name if path.name == "config.json" else path.stem
     base = preset(name) if usual is None else usual
-    for name_of_field, _, source in (field.lstrip("-").partition("=") for field in overrides):
-        if name_of_field == "init_from":  # fine-tuning keeps the model, unless told otherwise
-            base = dataclasses.replace(base, model=model_of(source))
+    if (source := init_from_of(overrides)) is not None:  # the model stays, unless told otherwise
+        base = dataclasses.replace(base, model=model_of(source))
     return override(base, overrides), preset(name) if usual is None else usual, title
+
+
+def init_from_of(overrides: list[str]) -> str | None:
+    fields = dict(field.lstrip("-").partition("=")[::2] for field in overrides)
+    source = fields.get("init_from")
+    return None if source == "None" else source
 
 
 def packed_field(assignment: str) -> str:
