@@ -56,7 +56,9 @@ def explore(
         Path | None, Option(help="Write one self-contained HTML file instead of serving the page.")
     ] = None,
     text: Text = None,
-    port: Annotated[int, Option(help="Port on 127.0.0.1; 0 is any free one.")] = 0,
+    port: Annotated[
+        int, Option(min=0, max=65535, help="Port on 127.0.0.1; 0 is any free one.")
+    ] = 0,
     browser: Annotated[bool, Option(help="Open the page in a browser.")] = True,
 ) -> None:
     """Type a text and watch its tokens roll downhill, live, in a browser.
@@ -86,7 +88,12 @@ def explore(
         write_atomically(to, page(models))
         screen.print(f"{to}: open it in any browser; it needs nothing else", soft_wrap=True)
         return
-    server = server_of(loaded, names, text, port)
+    try:
+        server = server_of(loaded, names, text, port)
+    except OSError as error:
+        raise ValueError(
+            f"cannot listen at --port {port} ({error.strerror}); choose another (0 is any free one)"
+        ) from error
     screen.print(f"{server.address}\nCtrl-C ends it", soft_wrap=True, highlight=False)
     if browser:
         webbrowser.open(server.address)

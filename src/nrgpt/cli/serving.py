@@ -18,7 +18,7 @@ Model = Annotated[str, Argument(help="A run folder, zoo:NAME, or an export.", me
 def serve(
     run: Model,
     host: Annotated[str, Option(help="Address to listen at; 0.0.0.0 is all.")] = "127.0.0.1",
-    port: Annotated[int, Option(help="0: any free one.")] = 8000,
+    port: Annotated[int, Option(min=0, max=65535, help="0: any free one.")] = 8000,
     key: Annotated[str | None, Option(help="API key that clients must send.", envvar=KEY)] = None,
     running: Annotated[int, Option(min=1, help="Texts computed together.")] = 64,
     waiting: Annotated[int, Option(min=1, help="Texts that may wait.")] = 256,
@@ -55,7 +55,12 @@ def serve(
             print(f"{model!r}", flush=True)
             print(f"serving at http://{name}:{address[1]}/v1 (Ctrl-C ends it)", flush=True)
 
-    Server(uvicorn.Config(made, host=host, port=port, **options)).run()
+    try:
+        Server(uvicorn.Config(made, host=host, port=port, **options)).run()
+    except SystemExit as error:  # uvicorn has said why
+        raise ValueError(
+            f"cannot listen at --host {host} --port {port}; choose others (port 0 is any free one)"
+        ) from error
 
 
 def is_this_machine(host: str) -> bool:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from ..check import suggestion
+from ..data.tokenizer import Tokenizer
 from ..model.registry import PLUGINS
 from ..train.config import TrainConfig
 from ..train.distributed import device_named
@@ -90,7 +91,8 @@ def train(
         overrides, name = [name, *(overrides or [])], None
     if text:
         name, source = name or usual_preset(), init_from_of(overrides or [])
-        base, chosen = preset(name), tokenizer
+        base = preset(name)
+        chosen: Tokenizer | str = tokenizer
         if source is not None:  # fine-tuning keeps the model and, unless told otherwise, its tokens
             base = dataclasses.replace(base, model=model_of(source))
             chosen = open_source(source)[1] if tokenizer == "auto" else tokenizer
