@@ -137,6 +137,13 @@ def test_data_and_trainings_find_each_other():
         assert "--to" in run("data", command, "--help")
 
 
+def test_a_text_with_a_configuration_file():
+    Path("my.txt").write_text(TEXT)
+    Path("mine.toml").write_text('preset = "shakespeare_cpu"\nseed = 5\n')
+    run("train", "mine.toml", "--text", "my.txt", *SMALL, "--to", "a")
+    assert '"seed": 5' in Path("a/config.json").read_text()
+
+
 def test_fine_tuning_on_a_text_keeps_the_model_and_its_tokens(tmp_path):
     """The text has fewer characters than the model knows, and the model is not the preset's."""
     Path("my.txt").write_text(TEXT)

@@ -91,7 +91,7 @@ def train(
         overrides, name = [name, *(overrides or [])], None
     if text:
         name, source = name or usual_preset(), init_from_of(overrides or [])
-        base = preset(name)
+        base = base_of(name)
         chosen: Tokenizer | str = tokenizer
         if source is not None:  # fine-tuning keeps the model and, unless told otherwise, its tokens
             base = dataclasses.replace(base, model=model_of(source))
@@ -141,17 +141,22 @@ def usual_preset() -> str:
     return "shakespeare_cpu" if device_named("auto") == "cpu" else "shakespeare_nrgpt_ff2w"
 
 
+def base_of(name: str) -> TrainConfig:
+    """A preset, or a configuration file."""
+    is_file = name.endswith((".json", ".toml"))
+    return read_file(Path(name), preset) if is_file else preset(name)
+
+
 def configuration(name: str, overrides: list[str]) -> tuple[TrainConfig, TrainConfig, str]:
     """The configuration of a preset or file with changes, the one without, and a name for it."""
-    title, usual = name, None
+    usual, title = base_of(name), name
     if name.endswith((".json", ".toml")):
         path = Path(name)
-        usual = read_file(path, preset)
         title = path.parent.name if path.name == "config.json" else path.stem
-    base = preset(name) if usual is None else usual
+    base = usual
     if (source := init_from_of(overrides)) is not None:  # the model stays, unless told otherwise
         base = dataclasses.replace(base, model=model_of(source))
-    return override(base, overrides), preset(name) if usual is None else usual, title
+    return override(base, overrides), usual, title
 
 
 def init_from_of(overrides: list[str]) -> str | None:
