@@ -129,6 +129,8 @@ def test_slurm_puts_a_stopped_training_back_into_the_queue(tmp_path):
 
 
 def test_skypilot_runs_what_it_says():
+    for name in ("slurm.sh", "skypilot.yaml"):
+        assert f"(examples/cluster/{name})" in (ROOT / "README.md").read_text()
     task = yaml.safe_load((ROOT / "examples/cluster/skypilot.yaml").read_text())
     assert task["resources"]["use_spot"] is True
     assert "-m nrgpt train $ARGUMENTS" in task["run"]

@@ -120,6 +120,13 @@ def test_unknown_characters_are_left_out():
     assert found["unknown"] == ["🙂", *"שלום"]
 
 
+def test_a_port_that_is_taken(server):
+    words = ["explore", f"zoo:{NAME}", "--no-browser", "--port", str(server.server_port)]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 2
+    assert f"cannot listen at --port {server.server_port}" in done.output
+
+
 def test_the_page_of_a_large_model(server, chromium):
     with Shown(chromium, server.address, offline=False, requests=server.address[:22]) as shown:
         assert shown.run("panels[0].source.constructor.name") == "Remote"

@@ -265,6 +265,13 @@ def test_nothing_leaks(model):
     assert after[2] <= before[2] + 2
 
 
+def test_a_port_that_is_taken(address):
+    port = str(urlparse(address).port)
+    said = run_cli("serve", NAME, "--port", port, code=2).stderr
+    assert f"cannot listen at --host 127.0.0.1 --port {port}; choose others" in said
+    assert "65535" in run_cli("serve", NAME, "--port", "65536", code=2).stderr
+
+
 def test_a_key_is_needed_where_others_can_come(address):
     said = run_cli("serve", NAME, "--host", "0.0.0.0", code=2).stderr
     assert "--host 0.0.0.0: others can reach it; choose a key" in said

@@ -18,6 +18,8 @@ from nrgpt.train import loop
 from ..apple import Apple, apple_gpu, unsupported
 from ..runs import debug, final_weights
 
+# torch.norm warns of itself on whatever is neither CPU nor CUDA.
+pytestmark = pytest.mark.filterwarnings("ignore:at..frobenius_norm")
 ZOO = "zoo:listops_30_steps"
 FEW = ("iterations=6", "log_every=2", "eval_every=3", "data.listops.test=4")
 
@@ -36,8 +38,6 @@ def test_the_stand_in_refuses_what_an_apple_gpu_refuses():
     assert unsupported({torch.ops.aten.linalg_eig.default}) == {"linalg_eig"}
 
 
-# torch.norm, which Muon calls, warns of itself on whatever is neither CPU nor CUDA.
-@pytest.mark.filterwarnings("ignore:at..frobenius_norm")
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 def test_a_training(tmp_path, name):
     """It learns what it learns on a CPU, with what such a GPU has."""

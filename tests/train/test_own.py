@@ -10,6 +10,7 @@ from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 import nrgpt
+from nrgpt import zoo
 from nrgpt.cli import app
 from nrgpt.data.own import byte_pairs, tokenizer_for, usual_vocabulary
 from nrgpt.data.shards import Dataset
@@ -134,6 +135,31 @@ def test_data_and_trainings_find_each_other():
     assert run("data", "verify", "mine")
     for command in ("listops", "text", "hub", "shakespeare"):
         assert "--to" in run("data", command, "--help")
+
+
+def test_a_text_with_a_configuration_file():
+    Path("my.txt").write_text(TEXT)
+    Path("mine.toml").write_text('preset = "shakespeare_cpu"\nseed = 5\n')
+    run("train", "mine.toml", "--text", "my.txt", *SMALL, "--to", "a")
+    assert '"seed": 5' in Path("a/config.json").read_text()
+
+
+def test_fine_tuning_on_a_text_keeps_the_model_and_its_tokens(tmp_path):
+    """The text has fewer characters than the model knows, and the model is not the preset's."""
+    Path("my.txt").write_text(TEXT)
+    export = export_run(zoo.folder("shakespeare_certified"), tmp_path / "export")
+    few = [field for field in SMALL if not field.startswith("model.")]
+    wanted = nrgpt.load("zoo:shakespeare_certified")
+    for source in ("zoo:shakespeare_certified", f"hf:{export}"):
+        run("train", "--text", "my.txt", *few, f"init_from={source}", "--to", "tuned")
+        found = nrgpt.load("tuned")
+        assert found.encode(TEXT) == wanted.encode(TEXT)
+        assert found.model.cfg.width == wanted.model.cfg.width
+        shutil.rmtree("tuned")
+    Path("odd.txt").write_text(TEXT + "\u2603\n")
+    source = "init_from=zoo:shakespeare_certified"
+    said = run("train", "--text", "odd.txt", *few, source, code=2)
+    assert "'\u2603' at position" in said
 
 
 @pytest.mark.parametrize(

@@ -26,9 +26,11 @@ def run(*words):
 SHORT = ["debug", "iterations=40", "log_every=5"]
 
 
-def test_the_bar_shows_iteration_time_and_loss_at_80_columns():
+def test_the_bar_shows_iteration_time_and_loss_at_80_columns(monkeypatch):
+    monkeypatch.setenv("NRGPT_DATA", "fresh")
     seen = in_terminal("train", *SHORT, "--to", "run")
     assert seen.code == 0, seen.text
+    assert "preparing the data in fresh/listops-" in seen.text  # outside of --to
     lines = [line for line in re.split(r"[\r\n]+", seen.text) if "/40" in line]
     shown = {int(re.search(r"(\d+)/40", line)[1]) for line in lines}
     assert shown

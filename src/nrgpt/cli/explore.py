@@ -94,7 +94,9 @@ def explore(
     try:
         server = server_of(loaded, names, text, port)
     except OSError as error:
-        raise ValueError(f"--port {port}: {error.strerror}; choose another, or 0") from error
+        raise ValueError(
+            f"cannot listen at --port {port} ({error.strerror}); choose another (0 is any free one)"
+        ) from error
     screen.print(f"{server.address}\nCtrl-C ends it", soft_wrap=True, highlight=False)
     if browser:
         webbrowser.open(server.address)

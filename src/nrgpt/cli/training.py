@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from ..check import suggestion
+from ..data.tokenizer import Tokenizer
 from ..model.registry import PLUGINS
 from ..train.config import TrainConfig
 from ..train.distributed import device_named
@@ -19,7 +20,7 @@ from ..train.loop import train as train_run
 from ..train.overrides import override
 from ..train.own import fitted, prepare_own
 from ..train.presets import PRESETS
-from ..train.sources import model_of, read_file
+from ..train.sources import model_of, open_source, read_file
 from ..train.sweep import run_sweep
 from .common import FREE_FORM, Overrides, app, screen
 from .result import result_table
@@ -70,7 +71,7 @@ def train(
         Option(help="Train on this file (.txt, .jsonl, ...); PRESET may be left out. Repeatable."),
     ] = None,
     tokenizer: Annotated[
-        str, Option(help="--text: characters, bpe, gpt2, or auto, by the text's size.")
+        str, Option(help="--text: characters, bpe, gpt2, or auto: by size, or init_from's.")
     ] = "auto",
     vocabulary: Annotated[int | None, Option(help="--text: tokens of --tokenizer bpe.")] = None,
     to: Annotated[Path | None, Option(help="Run folder; default in runs/.")] = None,
@@ -94,10 +95,16 @@ def train(
             "dataset with data.folder=FOLDER"
         )
     if text:
-        dataset = prepare_own(text, tokenizer=tokenizer, vocabulary=vocabulary)
-        name = name or usual_preset()
-        cfg = fitted(preset(name), dataset, overrides or [])
-        folder = to or default_run(dataset.folder.name, cfg, fitted(preset(name), dataset, []))
+        name, source = name or usual_preset(), init_from_of(overrides or [])
+        base = base_of(name)
+        chosen: Tokenizer | str = tokenizer
+        if source is not None:  # fine-tuning keeps the model and, unless told otherwise, its tokens
+            base = dataclasses.replace(base, model=model_of(source))
+            chosen = open_source(source)[1] if tokenizer == "auto" else tokenizer
+        dataset = prepare_own(text, tokenizer=chosen, vocabulary=vocabulary)
+        usual = fitted(base, dataset, [], keep=source is not None)
+        cfg = override(usual, overrides or [])
+        folder = to or default_run(dataset.folder.name, cfg, usual)
         screen.print(f"preset {name}, data in {dataset.folder}, run in {folder}", soft_wrap=True)
         finish(cfg, folder)
         return
@@ -139,18 +146,28 @@ def usual_preset() -> str:
     return "shakespeare_cpu" if device_named("auto") == "cpu" else "shakespeare_nrgpt_ff2w"
 
 
+def base_of(name: str) -> TrainConfig:
+    """A preset, or a configuration file."""
+    is_file = name.endswith((".json", ".toml"))
+    return read_file(Path(name), preset) if is_file else preset(name)
+
+
 def configuration(name: str, overrides: list[str]) -> tuple[TrainConfig, TrainConfig, str]:
     """The configuration of a preset or file with changes, the one without, and a name for it."""
-    title, usual = name, None
+    usual, title = base_of(name), name
     if name.endswith((".json", ".toml")):
         path = Path(name)
-        usual = read_file(path, preset)
         title = path.parent.name if path.name == "config.json" else path.stem
-    base = preset(name) if usual is None else usual
-    for name_of_field, _, source in (field.lstrip("-").partition("=") for field in overrides):
-        if name_of_field == "init_from":  # fine-tuning keeps the model, unless told otherwise
-            base = dataclasses.replace(base, model=model_of(source))
-    return override(base, overrides), preset(name) if usual is None else usual, title
+    base = usual
+    if (source := init_from_of(overrides)) is not None:  # the model stays, unless told otherwise
+        base = dataclasses.replace(base, model=model_of(source))
+    return override(base, overrides), usual, title
+
+
+def init_from_of(overrides: list[str]) -> str | None:
+    fields = dict(field.lstrip("-").partition("=")[::2] for field in overrides)
+    source = fields.get("init_from")
+    return None if source == "None" else source
 
 
 def packed_field(assignment: str) -> str:

@@ -11,16 +11,19 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from rich.console import Console
 from torch import Tensor
 
 from ..check import check
 from ..data.listops import prepare_listops
 from ..data.masking import MaskedStream, Masking
+from ..data.own import at_work
 from ..data.shards import MANIFEST, Dataset, TokenStream, to_device
 from ..data.tokenizer import RANKS
 from ..files import locked, missing_folders, sealed, write_atomically
 from .config import DataConfig
 
+console = Console(stderr=True, markup=False, emoji=False)
 DATA = "NRGPT_DATA"
 """Environment variable: the folder of prepared datasets; ./data if it is not set."""
 TOKENIZER = "tokenizer.json"
@@ -89,13 +92,15 @@ def prepared_once(folder: Path, prepare: Callable[[], None]) -> None:
 
 
 def make(cfg: DataConfig, folder: Path) -> None:
-    match cfg.task:
-        case "listops":
-            prepare_listops(cfg.listops, folder)
-        case "shakespeare":
-            from ..data.shakespeare import prepare_shakespeare
+    console.print(f"preparing the data in {folder}", highlight=False, soft_wrap=True)
+    with at_work(f"preparing {cfg.task}", progress=True):
+        match cfg.task:
+            case "listops":
+                prepare_listops(cfg.listops, folder)
+            case "shakespeare":
+                from ..data.shakespeare import prepare_shakespeare
 
-            prepare_shakespeare(folder)
+                prepare_shakespeare(folder)
 
 
 def check_vocabulary(cfg: DataConfig, vocab_size: int, *, more: int = 0) -> None:

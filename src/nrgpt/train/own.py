@@ -7,6 +7,7 @@ from typing import Any
 
 from ..data.shards import Dataset
 from ..data.text import prepare_text
+from ..data.tokenizer import Tokenizer
 from ..files import fingerprint
 from .config import DataConfig, TrainConfig
 from .data import data_root, prepared_once
@@ -16,13 +17,18 @@ LEAST = 16
 """Tokens of context, at least."""
 
 
-def prepare_own(files: Sequence[Path], *, tokenizer: str, vocabulary: int | None) -> Dataset:
+def prepare_own(
+    files: Sequence[Path], *, tokenizer: Tokenizer | str, vocabulary: int | None
+) -> Dataset:
     """The dataset of these files, in NRGPT_DATA. Its name has a hash of what determines it, so that
     the same call finds it again."""
+    if vocabulary is not None and isinstance(tokenizer, Tokenizer):
+        raise ValueError(f"vocabulary = {vocabulary}: init_from has its own; leave it out")
     for file in files:
         if not file.is_file():
             raise FileNotFoundError(f"--text {file}: there is no such file")
-    content = hashlib.sha256(repr((tokenizer, vocabulary)).encode())
+    named = tokenizer if isinstance(tokenizer, str) else tokenizer.fingerprint()
+    content = hashlib.sha256(repr((named, vocabulary)).encode())
     for file in files:
         content.update(fingerprint(file)["sha256"].encode())
     # Not every name of a file is one that all libraries can open, and a hash must still fit.
@@ -37,9 +43,11 @@ def prepare_own(files: Sequence[Path], *, tokenizer: str, vocabulary: int | None
     return Dataset.open(folder, verify=False)
 
 
-def fitted(base: TrainConfig, dataset: Dataset, overrides: Sequence[str]) -> TrainConfig:
-    """The configuration for a dataset: its vocabulary, and a context that its splits can fill.
-    ``overrides`` come last."""
+def fitted(
+    base: TrainConfig, dataset: Dataset, overrides: Sequence[str], *, keep: bool = False
+) -> TrainConfig:
+    """The configuration for a dataset: its vocabulary (unless the base's is to be kept), and a
+    context that its splits can fill. ``overrides`` come last."""
     shortest = min(len(dataset.tokens(split)) for split in ("train", "val"))
     context = min(base.model.context, shortest - 1)
     if context < LEAST:
@@ -48,7 +56,7 @@ def fitted(base: TrainConfig, dataset: Dataset, overrides: Sequence[str]) -> Tra
             f"{20 * LEAST} at least"
         )
     changes: dict[str, Any] = {
-        "model.vocab_size": dataset.vocab_size,
+        "model.vocab_size": base.model.vocab_size if keep else dataset.vocab_size,
         "model.context": context,
         "data": DataConfig(task="text", folder=str(dataset.folder)),
     }

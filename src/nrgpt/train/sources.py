@@ -17,6 +17,7 @@ from .config import TrainConfig
 from .overrides import known_names, replace
 from .runs import config_of, load_run
 
+WAY_OUT = "prepare the data with its tokenizer, as nrgpt train --text does"
 CONTEXT = "positions"
 """The weight whose first rows a shorter context takes."""
 
@@ -99,11 +100,11 @@ def check_tokens(place: str, theirs: Tokenizer, ours: Tokenizer) -> None:
     if theirs.vocab_size != ours.vocab_size:
         raise ValueError(
             f"{place}: its vocabulary has {theirs.vocab_size} tokens, and the dataset's "
-            f"{ours.vocab_size}; prepare the data with its tokenizer"
+            f"{ours.vocab_size}; {WAY_OUT}"
         )
     for token in range(theirs.vocab_size):
         if theirs.decode([token]).strip() != ours.decode([token]).strip():
             raise ValueError(
                 f"{place}: token {token} is {theirs.decode([token])!r} there and "
-                f"{ours.decode([token])!r} in the dataset; prepare the data with its tokenizer"
+                f"{ours.decode([token])!r} in the dataset; {WAY_OUT}"
             )

@@ -19,6 +19,7 @@ from rich.table import Table
 
 from ..check import check_choice, suggestion
 from ..dynamics.figures import new_figure, save
+from ..extras import MissingExtra
 from ..files import check_ours, write_atomically
 from .config import TrainConfig
 from .faults import DIVERGED, Interrupt, TrainingError
@@ -31,7 +32,6 @@ from .updates import by_shape
 
 screen = Console(markup=False, emoji=False)
 OBJECTIVE = "val_loss_full"
-ESTIMATE = "best_val_loss_estimate"
 RESULTS = "results.jsonl"
 Choices = dict[str, list[str]]
 
@@ -66,13 +66,6 @@ def run_sweep(
     show(rows, varied)
     plot(rows, varied, folder / "sweep.png")
     return rows
-
-
-def loss_of(row: Row) -> float | None:
-    """What runs are compared by: the loss on the whole split or, with final_evaluation = false, the
-    best of the estimates made while training. None for a run that has no loss."""
-    loss: float | None = row[OBJECTIVE] if OBJECTIVE in row else row[ESTIMATE]
-    return loss
 
 
 def refuse_other_folders(folder: Path) -> None:
@@ -211,13 +204,23 @@ def folder_name(parameters: dict[str, Any]) -> str:
     return f"{name[: LONGEST - 9]}-{hashlib.sha256(named.encode()).hexdigest()[:8]}"
 
 
+def loss_of(row: Row) -> float | None:
+    """On the whole split or, with final_evaluation=false, the best estimate; None: not finite."""
+    found: float | None = row.get(OBJECTIVE, row.get("best_val_loss_estimate"))
+    return found
+
+
+def what(rows: list[Row]) -> str:
+    is_whole = all(OBJECTIVE in row for row in rows)
+    return "validation loss" if is_whole else "validation loss, estimated"
+
+
 def show(rows: list[Row], varied: list[str]) -> None:
-    table = Table("run", *varied, "validation loss", "parameters")
+    table = Table("run", *varied, what(rows), "parameters")
     for row in rows:
         last = ["not possible" if row.get("impossible") else "not finite", ""]
         if (loss := loss_of(row)) is not None:
-            about = "" if OBJECTIVE in row else " (estimate)"
-            last = [f"{loss:.4f}{about}", f"{row['parameters']['total']:,}"]
+            last = [f"{loss:.4f}", f"{row['parameters']['total']:,}"]
         table.add_row(row["run"], *(str(row[key]) for key in varied), *last)
     screen.print(table)
 
@@ -229,7 +232,7 @@ def plot(rows: list[Row], varied: list[str], path: Path) -> None:
         return
     try:
         figure = new_figure(4 * len(varied), 3.5)
-    except ValueError:
+    except MissingExtra:
         return
     axes = figure.subplots(1, len(varied), squeeze=False, sharey=True)
     for axis, key in zip(axes[0], varied, strict=True):
@@ -240,6 +243,6 @@ def plot(rows: list[Row], varied: list[str], path: Path) -> None:
         )
         if is_numeric and min(values) > 0 and max(values) / min(values) > 20:
             axis.set_xscale("log")
-        axis.set(xlabel=key, ylabel="validation loss (nats)")
+        axis.set(xlabel=key, ylabel=f"{what(rows)} (nats)")
         axis.grid(alpha=0.3)
     save(figure, path, ["png"])
