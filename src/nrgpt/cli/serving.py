@@ -69,8 +69,8 @@ def listening(host: str, port: int) -> socket.socket:
         return socket.create_server(address[:2], family=family)
     except OSError as error:
         raise ValueError(
-            f"cannot listen at --host {host} --port {port}; choose others (port 0 is any free one): "
-            f"{error.strerror}"
+            f"cannot listen at --host {host} --port {port} ({error.strerror}); choose others "
+            "(port 0 is any free one)"
         ) from error
 
 
