@@ -20,6 +20,15 @@ def on_page_markdown(text: str, page: Any, **about: Any) -> str:
     return text
 
 
+def on_post_page(output: str, **about: Any) -> str:
+    """What the theme leaves without a name, a screen reader should be told."""
+    return output.replace(
+        'data-md-component="search" role="dialog"',
+        'data-md-component="search" role="dialog" aria-label="Search"',
+        1,
+    )
+
+
 def on_page_content(text: str, **about: Any) -> str:
     return FORMULA.sub(to_mathml, text)
 

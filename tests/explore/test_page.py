@@ -2,8 +2,6 @@
 
 import os
 import re
-import subprocess
-import tarfile
 from urllib.parse import parse_qs, quote, urlsplit
 
 import pytest
@@ -331,22 +329,6 @@ def test_the_followed_token_stays_in_sight(file, chromium):
             assert 0 < box["x"] < 300
             title = shown.page.locator("#stage .side text").last.bounding_box()
             assert 0 < title["x"] < 60  # and so does its scale
-
-
-@pytest.fixture(scope="session")
-def axe(tmp_path_factory):
-    """axe-core, from npm; skipped where it cannot be had."""
-    folder = tmp_path_factory.mktemp("axe")
-    try:
-        subprocess.run(
-            ["npm", "pack", "axe-core@4"], cwd=folder, check=True, capture_output=True, timeout=60
-        )
-    except (OSError, subprocess.SubprocessError):
-        pytest.skip("axe-core could not be fetched with npm")
-    with tarfile.open(next(folder.glob("*.tgz"))) as archive:
-        source = archive.extractfile("package/axe.min.js")
-        assert source is not None
-        return source.read().decode()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -47,3 +47,18 @@ def test_the_sites_search_finds_something(context):
     found = page.locator(".md-search-result__item a").all_inner_texts()
     assert any("certificate" in text.lower() for text in found)
     assert complaints == []
+
+
+@pytest.mark.skipif(not SITE.exists(), reason="no site: make docs")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", ["index.html", "docs/explorer.html", "docs/tutorials/watch.html"])
+def test_axe_finds_nothing_in_the_site(chromium, axe, name, scheme):
+    context = chromium.new_context(offline=True, color_scheme=scheme)
+    page = context.new_page()
+    page.goto((SITE.parent / name).as_uri())
+    page.evaluate(axe + "; 0")
+    found = page.evaluate("""axe.run({ iframes: false, preload: false })
+        .then(({ violations }) => violations.map(v => [v.id, v.nodes.map(n => n.html)]))""")
+    context.close()
+    # The theme's script makes a nav of each button that copies code, without a name.
+    assert [v for v in found if v[0] != "landmark-unique"] == []
