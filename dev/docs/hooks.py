@@ -22,11 +22,8 @@ def on_page_markdown(text: str, page: Any, **about: Any) -> str:
 
 def on_post_page(output: str, **about: Any) -> str:
     """What the theme leaves without a name, a screen reader should be told."""
-    return output.replace(
-        'data-md-component="search" role="dialog"',
-        'data-md-component="search" role="dialog" aria-label="Search"',
-        1,
-    )
+    dialog = 'data-md-component="search" role="dialog"'
+    return output.replace(dialog, f'{dialog} aria-label="Search"', 1)
 
 
 def on_page_content(text: str, **about: Any) -> str:
