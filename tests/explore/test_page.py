@@ -331,9 +331,13 @@ def test_the_followed_token_stays_in_sight(file, chromium):
             assert 0 < title["x"] < 60  # and so does its scale
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing(file, chromium, axe, scheme):
-    with Shown(chromium, file.as_uri(), 1280, color_scheme=scheme) as shown:
+@pytest.mark.parametrize(
+    ("scheme", "width", "models"),
+    [("light", 1280, "shakespeare_certified"), ("dark", 320, "listops_settled|listops_30_steps")],
+)
+def test_axe_finds_nothing(file, chromium, axe, scheme, width, models):
+    address = f"{file.as_uri()}#model={models}"
+    with Shown(chromium, address, width, color_scheme=scheme) as shown:
         shown.run("survey_()")
         shown.page.wait_for_selector("#surface svg", timeout=60_000)
         shown.run(axe + "; 0")
