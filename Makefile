@@ -53,7 +53,7 @@ lock: $(READY)
 audit: $(READY)
 	$(PYTHON) -m venv .venv-audit
 	.venv-audit/bin/python -m pip install --quiet pip-audit
-	.venv-audit/bin/pip-audit --disable-pip --require-hashes --requirement requirements.lock
+	.venv-audit/bin/pip-audit --strict --disable-pip --require-hashes --requirement requirements.lock
 
 clean:
 	rm -rf .venv .venv-audit .pytest_cache .ruff_cache .mypy_cache

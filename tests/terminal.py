@@ -7,11 +7,11 @@ import re
 import select
 import signal
 import struct
-import subprocess
 import termios
 import time
 from typing import NamedTuple
 
+from .processes import patience, started
 from .runs import command
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -30,31 +30,34 @@ def in_terminal(*arguments: str, ctrl_c_after: str | None = None, answer: str = 
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80"}
-    process = subprocess.Popen(
-        command(*arguments), stdin=slave, stdout=slave, stderr=slave, env=environment
-    )
-    os.close(slave)
+    ends = {"stdin": slave, "stdout": slave, "stderr": slave}
+    with started(command(*arguments), env=environment, **ends) as process:
+        os.close(slave)
+        try:
+            said, answered = listen(process, master, ctrl_c_after, answer)
+        finally:
+            os.close(master)
+        return Seen(process.wait(patience()), said, answered)
+
+
+def listen(process, master, ctrl_c_after, answer):
+    """Until it ends."""
     said, pressed, answered = "", 0.0, -1.0
-    end = time.monotonic() + 120
-    try:
-        while time.monotonic() < end:
-            ready, _, _ = select.select([master], [], [], 0.2)
-            if not ready:
-                if process.poll() is not None:
-                    break
-                continue
-            try:
-                read = os.read(master, 1 << 16)
-            except OSError:  # the other end is closed
+    end = time.monotonic() + 2 * patience()
+    while time.monotonic() < end:
+        ready, _, _ = select.select([master], [], [], 0.2)
+        if not ready:
+            if process.poll() is not None:
                 break
-            said += ESCAPES.sub("", read.decode("utf-8", "replace"))
-            if ctrl_c_after and not pressed and re.search(ctrl_c_after, said):
-                process.send_signal(signal.SIGINT)
-                pressed = time.monotonic()
-            elif pressed and answered < 0 and answer in said:
-                answered = time.monotonic() - pressed
-    finally:
-        if process.poll() is None and time.monotonic() >= end:
-            process.kill()
-        os.close(master)
-    return Seen(process.wait(30), said, answered)
+            continue
+        try:
+            read = os.read(master, 1 << 16)
+        except OSError:  # the other end is closed
+            break
+        said += ESCAPES.sub("", read.decode("utf-8", "replace"))
+        if ctrl_c_after and not pressed and re.search(ctrl_c_after, said):
+            process.send_signal(signal.SIGINT)
+            pressed = time.monotonic()
+        elif pressed and answered < 0 and answer in said:
+            answered = time.monotonic() - pressed
+    return said, answered

@@ -2,6 +2,7 @@
 `make release-check` installs wheel, sdist and every extra in environments of their own."""
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -24,7 +25,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("dist")
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=patience())
     assert done.returncode == 0, done.stdout + done.stderr
     (found,) = folder.glob("*.whl")
     return found
@@ -41,14 +42,14 @@ def test_the_wheel_is_whole_and_works(wheel, tmp_path):
     assert not [n for n in names if not n.startswith(("nrgpt/", f"nrgpt-{nrgpt.__version__}"))]
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
     site = tmp_path / "site"
-    subprocess.run([*install, "--target", site, wheel], check=True, timeout=120)
+    subprocess.run([*install, "--target", site, wheel], check=True, timeout=patience())
     code = (
         "import nrgpt; print(nrgpt.__file__);"
         "print(len(nrgpt.load('zoo:listops_30_steps').generate('max(1,2) =', max_new_tokens=4)))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120,
-        env={**os.environ, "PYTHONPATH": str(site)}, cwd=tmp_path,
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=patience(),
+        check=False, env={**os.environ, "PYTHONPATH": str(site)}, cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(str(site))
@@ -59,6 +60,21 @@ def test_every_extra_is_tried_before_a_release():
     workflow = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())
     assert "dev/check_release.py" in str(workflow["jobs"]["build"]["steps"])
     assert f"## {nrgpt.__version__} (" in (ROOT / "CHANGELOG.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / ".github/workflows").iterdir()), ids=lambda p: p.name
+)
+def test_workflows_may_do_little(path):
+    """What SECURITY.md says: they read, a job that publishes may do just that, and no action can be
+    exchanged for another under its name."""
+    workflow = yaml.safe_load(path.read_text())
+    assert workflow["permissions"] == {"contents": "read"}
+    for job in workflow["jobs"].values():
+        assert job["timeout-minutes"] <= 60
+        assert job.get("permissions", {}).keys() <= {"id-token", "pages"}
+        for step in job["steps"]:
+            assert re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", step.get("uses", f"a@{'0' * 40}"))
 
 
 def on_slurm(tmp_path, *arguments):
@@ -117,4 +133,4 @@ def test_skypilot_runs_what_it_says():
     assert task["resources"]["use_spot"] is True
     assert "-m nrgpt train $ARGUMENTS" in task["run"]
     for part in (task["run"], task["setup"]):
-        subprocess.run(["bash", "-n", "-c", part], check=True, timeout=20)
+        subprocess.run(["bash", "-n", "-c", part], check=True, timeout=patience())

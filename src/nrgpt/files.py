@@ -29,6 +29,7 @@ class Changed(ValueError):
 
 
 def fingerprint(path: Path) -> dict[str, Any]:
+    check_plain(path)
     with path.open("rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     return {"bytes": path.stat().st_size, "sha256": sha256}
@@ -55,6 +56,14 @@ def check_ours(path: Path) -> Path:
         if not stat.S_ISREG(path.lstat().st_mode):
             kind = "a link" if path.is_symlink() else "no plain file"
             raise NotOurs(f"{path} is {kind}, and will not be written to; remove it first")
+    return path
+
+
+def check_plain(path: Path) -> Path:
+    """Refuse to read what is no plain file, nor a link to one: a pipe in its place would be waited
+    for without end."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise NotOurs(f"{path} is no plain file, and will not be read; remove it")
     return path
 
 
@@ -188,6 +197,7 @@ def holder_of(path: Path) -> str:
 
 def read_json(path: Path) -> Any:
     """The value in a JSON file. Whatever is wrong with it is a ValueError that names the file."""
+    check_plain(path)
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:

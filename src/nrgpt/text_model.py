@@ -7,7 +7,6 @@
 ['attention', 'feedforward', 'total']
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -182,15 +181,11 @@ def load(
             f"{str(source)!r} is neither a run folder nor an export: there is no "
             f"{folder / 'config.json'}{suggestion(str(source), known)}"
         )
-    try:
-        exported = is_export(folder)
-    except json.JSONDecodeError:
-        exported = False  # load_run says what is wrong
-    if not exported:
+    if not is_export(folder):
         return of_run(load_run(folder, checkpoint, device=where))
     if checkpoint is not None:
         raise ValueError(f"checkpoint = {checkpoint}: an export holds a single one; leave it out")
-    tokenizer, model = read_tokenizer(folder), read_export(folder).to(where).eval()
+    model, tokenizer = read_export(folder).to(where).eval(), read_tokenizer(folder)
     return TextModel(folder.name, model, tokenizer, as_written(tokenizer))
 
 

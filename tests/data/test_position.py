@@ -7,6 +7,7 @@ import pytest
 from nrgpt.data import documents as reading
 from nrgpt.data import position, text
 from nrgpt.data.text import prepare_hub
+from nrgpt.files import NotOurs
 
 from .test_text import LETTERS, content, documents
 
@@ -91,3 +92,20 @@ def test_what_cannot_be_used_is_read_again(hub, rows, tmp_path, monkeypatch, har
     assert (rows[0] == 1) == (harm == "other settings")
     assert rows[0] < 100
     assert content(tmp_path / "again") == content(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("content", [b"[" * 100_000, b"\xff", b"[1, [2]]\n", b"null"])
+def test_a_journal_of_nonsense_is_begun_anew(hub, rows, tmp_path, content):
+    (tmp_path / "again.partial").mkdir()
+    (tmp_path / "again.partial" / text.JOURNAL).write_bytes(content)
+    prepare_hub(hub, tmp_path / "again", **OPTIONS)
+    assert rows == list(range(1, 301))
+
+
+def test_a_journal_behind_a_link(hub, tmp_path):
+    (tmp_path / "again.partial").mkdir()
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "again.partial" / text.JOURNAL).symlink_to(tmp_path / "mine")
+    with pytest.raises(NotOurs):
+        prepare_hub(hub, tmp_path / "again", **OPTIONS)
+    assert (tmp_path / "mine").read_text() == "mine"

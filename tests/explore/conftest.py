@@ -7,6 +7,8 @@ import tarfile
 
 import pytest
 
+from tests.processes import patience
+
 FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
     "--disable-background-networking", "--disable-component-update",
@@ -30,7 +32,7 @@ def chromium():
 def context(chromium):
     """Offline: whatever is not in the page's own file is an error."""
     context = chromium.new_context(offline=True)
-    context.set_default_timeout(20_000)
+    context.set_default_timeout(1000 * patience())
     yield context
     context.close()
 
@@ -41,7 +43,11 @@ def axe(tmp_path_factory):
     folder = tmp_path_factory.mktemp("axe")
     try:
         subprocess.run(
-            ["npm", "pack", "axe-core@4"], cwd=folder, check=True, capture_output=True, timeout=60
+            ["npm", "pack", "axe-core@4"],
+            cwd=folder,
+            check=True,
+            capture_output=True,
+            timeout=patience(),
         )
     except (OSError, subprocess.SubprocessError):
         pytest.skip("axe-core could not be fetched with npm")

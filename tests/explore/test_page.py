@@ -12,6 +12,7 @@ from nrgpt.cli.commands import explore as command
 from nrgpt.explore.models import for_page
 from nrgpt.explore.page import page
 from nrgpt.train.runs import load_run
+from tests.processes import patience
 
 LOOKS = [(320, "dark"), (390, "light"), (768, "dark"), (1280, "light"), (1920, "dark")]
 if "NRGPT_LONG" in os.environ:  # make test-pages
@@ -47,7 +48,7 @@ class Shown:
     def __init__(self, chromium, address, width=1280, *, requests="file:", **options):
         options = {"offline": True, "reduced_motion": "reduce"} | options
         self.context = chromium.new_context(viewport={"width": width, "height": 900}, **options)
-        self.context.set_default_timeout(20_000)
+        self.context.set_default_timeout(1000 * patience())
         self.page = self.context.new_page()
         self.complaints: list[str] = []
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
@@ -114,7 +115,7 @@ def test_every_width(file, chromium, width, scheme):
             assert box["width"] > 100, host
             assert box["height"] > 30, host
         shown.run("survey_()")
-        shown.page.wait_for_selector("#surface svg", timeout=60_000)
+        shown.page.wait_for_selector("#surface svg", timeout=1000 * patience())
         assert shown.run("document.documentElement.scrollWidth") <= width
         if SCREENSHOTS:
             path = f"{SCREENSHOTS}/{width}-{scheme}.png"
@@ -273,7 +274,7 @@ def test_an_energy_beside_none(chromium, tmp_path):
         assert shown.page.input_value("#model") == "0"
         shown.run("follow(11)")  # from its end and from elsewhere it rolls into different minima
         shown.page.click("#survey")
-        shown.page.wait_for_selector("#surface svg", timeout=60_000)
+        shown.page.wait_for_selector("#surface svg", timeout=1000 * patience())
         assert "towards its start" in shown.page.text_content("#surface svg")
         stars, maps = "#map svg text:has-text('★')", []
         for section, count in (("path", 1), ("minima", 2)):
@@ -307,7 +308,7 @@ def test_pictures_can_be_saved(file, chromium, tmp_path):
     """Each has its buttons."""
     with Shown(chromium, file.as_uri()) as shown:
         shown.run("survey_()")
-        shown.page.wait_for_selector("#surface svg", timeout=60_000)
+        shown.page.wait_for_selector("#surface svg", timeout=1000 * patience())
         pictures = ("stage", "heat", "says", "curves", "attention", "map surface")
         assert shown.page.locator(".save").count() == len(pictures)
         kinds = {"SVG": b"<svg", "PNG": b"\x89PNG"}
@@ -339,7 +340,7 @@ def test_axe_finds_nothing(file, chromium, axe, scheme, width, models):
     address = f"{file.as_uri()}#model={models}"
     with Shown(chromium, address, width, color_scheme=scheme) as shown:
         shown.run("survey_()")
-        shown.page.wait_for_selector("#surface svg", timeout=60_000)
+        shown.page.wait_for_selector("#surface svg", timeout=1000 * patience())
         shown.run(axe + "; 0")
         told = "violations.map(v => [v.id, v.nodes.map(n => n.html)])"
         found = shown.run(f"axe.run().then(({{ violations }}) => {told})")

@@ -14,6 +14,7 @@ from nrgpt.cli.commands import explore as command
 from nrgpt.dynamics.answers import Answers
 from nrgpt.explore import models
 from nrgpt.train.runs import load_run
+from tests.processes import patience
 
 from .test_page import Shown
 
@@ -33,11 +34,11 @@ def server(monkeypatch):
     yield server
     server.shutdown()
     server.server_close()
-    thread.join(10)
+    thread.join(patience())
 
 
 def ask(server, method, path, body=None, **headers):
-    connection = HTTPConnection("127.0.0.1", server.server_port, timeout=20)
+    connection = HTTPConnection("127.0.0.1", server.server_port, timeout=patience())
     connection.request(method, path, body, headers)
     answer = connection.getresponse()
     found = answer.status, answer.read()
@@ -82,6 +83,21 @@ def test_questions_need_the_key_and_sense(server):
         status, found = question(server, "roll", **body)
         assert status == 400
         assert found["error"]
+
+
+def test_questions_that_would_break_it(server, monkeypatch):
+    """The connection gets an answer, and the next one too."""
+    key = {"X-NRGPT-Key": server.key}
+    assert ask(server, "POST", "/roll", "[" * 100_000, **key)[0] == 400
+    assert ask(server, "POST", "/roll", "{}", **{"Content-Length": "9" * 5000, **key})[0] == 400
+    settings = {"tokens": [1], "settings": AS_TRAINED | {"word": "\ud800"}}
+    assert question(server, "roll", **settings)[0] == 400
+    monkeypatch.setitem(server.answers, "roll", lambda body: [].pop())
+    status, found = question(server, "roll", tokens=[1], settings=AS_TRAINED)
+    assert status == 500
+    assert found["error"] == "pop from empty list"
+    monkeypatch.undo()
+    assert question(server, "read", text="max(4")[0] == 200
 
 
 def test_answers(server):

@@ -6,6 +6,7 @@ import pytest
 
 from nrgpt import zoo
 from nrgpt.cli.explore import explore
+from tests.processes import patience
 
 ROOT = Path(__file__).parents[2]
 SITE = ROOT / "out" / "site" / "index.html"
@@ -46,7 +47,7 @@ def test_the_sites_search_finds_something(context):
         page.click("input.md-search__input")
     )
     page.keyboard.type("certificate", delay=20)
-    page.wait_for_selector(".md-search-result__item a", timeout=20_000)
+    page.wait_for_selector(".md-search-result__item a", timeout=1000 * patience())
     found = page.locator(".md-search-result__item a").all_inner_texts()
     assert any("certificate" in text.lower() for text in found)
     assert complaints == []
@@ -64,7 +65,9 @@ def test_the_explorer_is_as_dark_as_the_page_around_it(context, tmp_path):
     inside = page.frames[1]
     for scheme, theme in (("slate", "dark"), ("default", "light")):
         page.evaluate("s => document.body.setAttribute('data-md-color-scheme', s)", scheme)
-        inside.wait_for_selector(f"html[data-theme={theme}]", timeout=20_000, state="attached")
+        inside.wait_for_selector(
+            f"html[data-theme={theme}]", timeout=1000 * patience(), state="attached"
+        )
     page.close()
 
 

@@ -1,6 +1,6 @@
 """Processes that die, or whose disk is full, at the n-th time that they touch the disk.
 
-    python -m tests.faults.dying kill|full WORK STEP
+    python -m tests.faults.dying kill|full WORK STEP [FIELD=VALUE ...]
 
 One process forks all others, so that the package is loaded once. It prints a line of JSON for each.
 Python's audit events tell of every file that is opened for writing, and of every folder, renaming
@@ -18,7 +18,8 @@ import torch
 
 from nrgpt.train import loop
 from nrgpt.train.checkpoint import CheckpointError, newest_valid
-from tests.runs import debug, final_weights, losses, same
+from nrgpt.train.sharded import weights_of
+from tests.runs import debug, losses, same
 
 TOUCHES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.link")
 ITERATIONS = 6
@@ -45,14 +46,14 @@ def is_writing(event, arguments):
     return bool(flags & (os.O_WRONLY | os.O_RDWR)) if mode is None else mode[0] in "wax+"
 
 
-def configuration():
+def configuration(more):
     return debug(
         f"iterations={ITERATIONS}", "save_every=2", "eval_every=3", "log_every=1", "keep=1",
-        "optimiser.warmup=1", "data.listops.test=4",
+        "optimiser.warmup=1", "data.listops.test=4", *more,
     )  # fmt: skip
 
 
-def in_child(kind, touch, work):
+def in_child(kind, touch, work, more):
     """Train in a process of its own; returns its exit code: 0, 99 (killed) or 4 (a full disk)."""
     child = os.fork()
     if child:
@@ -63,7 +64,7 @@ def in_child(kind, touch, work):
     os.dup2(null, 2)
     state.update(left=touch, kind=kind, under=str(work))
     try:
-        loop.train(configuration(), work / "run")
+        loop.train(configuration(more), work / "run")
     except (OSError, CheckpointError):
         os._exit(4)
     except BaseException:
@@ -71,27 +72,32 @@ def in_child(kind, touch, work):
     os._exit(0)
 
 
-def main(kind, work, step):
+def weights(run):
+    newest, _ = newest_valid(run / "checkpoints")
+    return weights_of(newest)
+
+
+def main(kind, work, step, *more):
     torch.set_num_threads(1)
     os.environ["NRGPT_DATA"] = str(work / "data")
     sys.addaudithook(watch)
-    assert in_child("none", -1, work / "whole") == 0
+    assert in_child("none", -1, work / "whole", more) == 0
     expected = work / "whole" / "run"
     touch = 1
     while True:
         folder = work / f"touch-{touch}"
         folder.mkdir()
-        code = in_child(kind, touch, folder)
+        code = in_child(kind, touch, folder, more)
         said = {"touch": touch, "code": code, "held": code in (0, 4, 99)}
         if code:
             newest, faults = newest_valid(folder / "run" / "checkpoints")
             said["held"] &= not faults
             said["step"] = newest.name if newest else None
-            said["again"] = in_child("none", -1, folder)
+            said["again"] = in_child("none", -1, folder, more)
             said["held"] &= said["again"] == 0
         if said["held"]:
             run = folder / "run"
-            said["held"] = same(final_weights(run), final_weights(expected))
+            said["held"] = same(weights(run), weights(expected))
             said["held"] &= losses(run) == losses(expected)
             litter = [path.name for path in run.rglob(".*")]
             said["held"] &= not litter
@@ -104,4 +110,4 @@ def main(kind, work, step):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]).absolute(), int(sys.argv[3]))
+    main(sys.argv[1], Path(sys.argv[2]).absolute(), int(sys.argv[3]), *sys.argv[4:])

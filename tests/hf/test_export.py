@@ -15,6 +15,7 @@ from huggingface_hub.constants import HF_TOKEN_PATH
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 from typer.testing import CliRunner
 
+from nrgpt import load as nrgpt_load
 from nrgpt.cli import app
 from nrgpt.hf import export_run, push_run
 from nrgpt.kernels import dispatch
@@ -231,11 +232,79 @@ def test_code_in_a_folder_is_not_run_where_nrgpt_is_installed(copied):
     assert not os.path.exists("opened")
 
 
+FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json",
+         "model.safetensors", "checksums.json")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_has_changed_is_named(copied, name):
+    """A flipped digit would change what the model says, and nobody would know."""
+    path = copied / name
+    content = path.read_bytes()
+    if name == "config.json":
+        changed = content.replace(b'"norm_eps": 1e-05', b'"norm_eps": 1e-02')
+    else:
+        at = max(content.rfind(digit) for digit in b"0123456789")
+        changed = content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
+    path.write_bytes(changed)
+    assert changed != content
+    said = "has changed" if name == "checksums.json" else f"{name} has changed; restore it or, if"
+    readers = [nrgpt_load, AutoModelForCausalLM.from_pretrained]
+    for read in readers:
+        with pytest.raises(ValueError, match=said):
+            read(copied)
+    assert said in nrgpt("verify", copied, code=2)
+    assert said in nrgpt("train", "debug", f"init_from={copied}", "--to", "x", code=2)
+    if name != "model.safetensors":  # anything may have come of its numbers
+        nrgpt("verify", copied, "--accept-changes", code=0)
+        for read in readers:
+            read(copied)
+
+
+def test_a_model_that_is_saved_again_has_no_checksums(copied):
+    """It is another one. And exports of earlier versions have none."""
+    model = AutoModelForCausalLM.from_pretrained(copied)
+    with torch.no_grad():
+        model.language_model.tokens.add_(1)
+    model.save_pretrained(copied)
+    assert not (copied / "checksums.json").exists()
+    AutoModelForCausalLM.from_pretrained(copied)
+    nrgpt_load(copied)
+    assert nrgpt("verify", copied, code=0) == ""
+    assert "nothing had changed" in nrgpt("verify", copied, "--accept-changes", code=0)
+    assert (copied / "checksums.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("config.json", "[" * 5000, "config.json is not JSON"),
+        ("config.json", "[1]", "is not a run|holds list"),
+        (
+            "config.json",
+            '{"model_type": "nrgpt", "width": "a"}',
+            "width = 'a': must be of type int",
+        ),
+        ("config.json", '{"model_type": "nrgpt", "width": 4608}', "does not fit its weights"),
+        ("model.safetensors", "x" * 100, "model.safetensors: not a file of tensors"),
+        ("tokenizer.json", "[" * 5000, "tokenizer.json"),
+        ("tokenizer.json", "{}", "tokenizer.json: not a tokenizer"),
+    ],
+)
+def test_damage_without_checksums_is_named(copied, name, content, said):
+    (copied / "checksums.json").unlink()
+    (copied / name).write_text(content)
+    with pytest.raises((ValueError, OSError), match=said):
+        nrgpt_load(copied)
+
+
 def rewrite(path, **fields):
     path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
 
 
 def test_broken_folders(copied):
+    """Without checksums, as after save_pretrained."""
+    (copied / "checksums.json").unlink()
     load = AutoModelForCausalLM.from_pretrained
     config, weights = copied / "config.json", copied / "model.safetensors"
     whole, content = config.read_text(), weights.read_bytes()

@@ -89,3 +89,36 @@ def test_a_damaged_record_is_named(tmp_path):
         file.write('{"case": "b", "fi')
     with pytest.raises(ValueError, match=r"records\.jsonl, line 2: .* delete this line"):
         records.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"case": "../../outside", "files": {"a.txt": "x"}},
+        {"case": "a", "files": {"../../outside.txt": "x"}},
+        {"case": "/outside", "files": {}},
+        {"case": "..", "files": {}},
+        {"case": "a\0", "files": {}},
+        {"case": "a", "files": {"x.odd": {}}},
+        {"case": "a", "files": [1]},
+        {"case": "a"},
+        {"case": "a", "files": {}, "binary": {"x": "?"}},
+    ],
+)
+def test_records_of_others_write_nothing_elsewhere(tmp_path, line):
+    folder = tmp_path / "deep" / "records"
+    folder.mkdir(parents=True)
+    (folder / records.FILE).write_text(json.dumps(line) + "\n")
+    done = CliRunner().invoke(records.app, ["unpack", str(folder)])
+    assert isinstance(done.exception, ValueError)
+    assert {path.name for path in tmp_path.rglob("*")} <= {"deep", "records", "runs", records.FILE}
+
+
+def test_records_are_not_unpacked_through_links(tmp_path):
+    record = {"case": "a", "files": {"a.txt": "theirs"}}
+    (tmp_path / records.FILE).write_text(json.dumps(record) + "\n")
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "runs" / "a").mkdir(parents=True)
+    (tmp_path / "runs" / "a" / "a.txt").symlink_to(tmp_path / "mine")
+    assert CliRunner().invoke(records.app, ["unpack", str(tmp_path)]).exception is not None
+    assert (tmp_path / "mine").read_text() == "mine"

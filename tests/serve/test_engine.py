@@ -14,13 +14,14 @@ from nrgpt.dynamics.relax import Stop
 from nrgpt.serve.engine import Engine, Failed, Finished, Group, Job, Token, Way
 
 from ..models import config, randomised
+from ..processes import patience, wait_for
 
 
 def heard(events):
     """All that a job was told, to its end."""
     told = []
     while not told or isinstance(told[-1], Token):
-        told.append(events.get(timeout=60))
+        told.append(events.get(timeout=patience()))
     return told[:-1], told[-1]
 
 
@@ -158,11 +159,7 @@ def test_cancelled_late_and_failing_texts_end(monkeypatch):
         with pytest.raises(BufferError):
             engine.submit([job([1], 1, Way(3))[0] for _ in range(4)])
         engine.cancel([endless])
-        for _ in range(200):
-            if engine.running == 0:
-                break
-            time.sleep(0.02)
-        assert engine.running == 0
+        wait_for(lambda: engine.running == 0, what="the end of what was cancelled")
         monkeypatch.setattr(Group, "go_on", lambda self: 1 / 0)
         made, events = job([1], 9, Way(3))
         engine.submit([made])
@@ -190,3 +187,28 @@ def test_the_model_of_the_zoo():
         group.step()
     text = model.decode([token.number for token in heard(events)[0]])
     assert text == model.generate("ROMEO:", max_new_tokens=30, temperature=0)
+
+
+def test_logits_that_are_not_finite_are_said_instead_of_token_0(model):
+    """And only of the texts that have them."""
+    with torch.no_grad():
+        model.tokens[7] = float("nan")
+    engine = Engine(model, rows=4).start()
+    try:
+        for options in ({}, {"sampling": Sampling(temperature=1.0)}, {"logprobs": 2}):
+            made, events = job([7, 7], 3, Way(2), **options)
+            engine.submit([made])
+            told, end = heard(events)
+            assert told == []
+            assert end.status == 500
+            assert "logits are not finite" in end.message
+    finally:
+        engine.stop()
+
+
+def test_stopping_early_says_it_too():
+    model = randomised(config()).float()
+    with torch.no_grad():
+        model.final_norm.gamma.fill_(float("nan"))
+    with pytest.raises(ValueError, match="logits are not finite"):
+        list(stream_adaptive(model, [[1, 2]], Stop("kl", 1e-2), max_new_tokens=2))

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import socket
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlparse
@@ -16,6 +15,7 @@ import pytest
 
 import nrgpt
 
+from ..processes import patience, wait_for
 from ..runs import run_cli
 from .conftest import serving
 
@@ -26,7 +26,7 @@ NAME = "zoo:shakespeare_certified"
 
 @pytest.fixture
 def client(address):
-    with openai.OpenAI(base_url=address, api_key="none", max_retries=0, timeout=60) as made:
+    with openai.OpenAI(base_url=address, api_key="none", max_retries=0, timeout=patience()) as made:
         yield made
 
 
@@ -37,7 +37,7 @@ def model():
 
 def ask(address, method, path, body=b"", **headers):
     where = urlparse(address)
-    connection = http.client.HTTPConnection(where.hostname, where.port, timeout=60)
+    connection = http.client.HTTPConnection(where.hostname, where.port, timeout=patience())
     try:
         connection.request(method, path, body, headers)
         answer = connection.getresponse()
@@ -51,12 +51,7 @@ def health(address):
 
 
 def wait_until_idle(address):
-    for _ in range(200):
-        state = health(address)
-        if state["running"] == state["waiting"] == 0:
-            return
-        time.sleep(0.05)
-    raise AssertionError(state)
+    wait_for(lambda: not any(health(address)[k] for k in ("running", "waiting")), what="idleness")
 
 
 def test_completions(client, model):
@@ -164,7 +159,7 @@ def test_whatever_comes_over_the_wire(address):
             yield b" " * (1 << 16)
 
     where = urlparse(address)
-    connection = http.client.HTTPConnection(where.hostname, where.port, timeout=60)
+    connection = http.client.HTTPConnection(where.hostname, where.port, timeout=patience())
     try:
         connection.request("POST", "/v1/completions", endless(), headers, encode_chunked=True)
         assert connection.getresponse().status == 413
@@ -199,7 +194,7 @@ def test_many_at_once_and_some_that_leave(address, model):
             assert found.choices[0].text == wanted[prompt]
 
     async def all_of_them():
-        options = {"base_url": address, "api_key": "none", "max_retries": 0, "timeout": 60}
+        options = {"base_url": address, "api_key": "none", "max_retries": 0, "timeout": patience()}
         async with openai.AsyncOpenAI(**options) as client:
             await asyncio.gather(*(one(client, number) for number in range(64)))
 
@@ -252,7 +247,7 @@ def test_nothing_leaks(model):
                 assert [chunk async for chunk in stream]
 
     async def many(address, count):
-        options = {"base_url": address, "api_key": "none", "max_retries": 0, "timeout": 120}
+        options = {"base_url": address, "api_key": "none", "max_retries": 0, "timeout": patience()}
         async with openai.AsyncOpenAI(**options) as client:
             for start in range(0, count, 32):
                 await asyncio.gather(*(one(client, start + i) for i in range(32)))
@@ -283,4 +278,26 @@ def test_a_key_is_needed_where_others_can_come(address):
             with pytest.raises(openai.RateLimitError, match="waiting already"):
                 client.completions.create(model=NAME, prompt=["O"] * 3)
         process.terminate()
-        assert process.wait(20) in (0, -15)
+        assert process.wait(patience()) in (0, -15)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ('"n": 1000000000', "n = 1000000000: must be at most 64"),
+        ('"temperature": NaN', "temperature: "),
+        ('"top_p": NaN', "top_p: "),
+        ('"repetition_penalty": Infinity', "repetition_penalty: "),
+        ('"adaptive": {"tolerance": NaN}', "adaptive: "),
+        ('"adaptive": {"patience": 1' + "0" * 40 + "}", "adaptive: "),
+        ('"stop": ' + "[" * 100_000, "error parsing the body"),
+    ],
+)
+def test_numbers_beyond_sense(address, asked, said):
+    body = f'{{"prompt": "O", "max_tokens": 2, {asked}}}'.encode()
+    status, answer = ask(
+        address, "POST", "/v1/completions", body, **{"Content-Type": "application/json"}
+    )
+    assert status == 400
+    assert said in answer["error"]["message"]
+    assert health(address)["status"] == "ok"

@@ -148,6 +148,26 @@ def test_every_process_writes_its_share(run, alone, tmp_path):
     assert f"{names[0]}: its contents have changed" in faults[0]
 
 
+NO_FOLDER = """
+import os, pathlib
+mkdir = pathlib.Path.mkdir
+def fails(self, *arguments, **options):
+    if os.environ["RANK"] == "0" and self.name == ".unfinished-00000003-shards":
+        raise OSError(28, "No space left on device", str(self))
+    return mkdir(self, *arguments, **options)
+pathlib.Path.mkdir = fails
+"""
+
+
+def test_a_share_that_cannot_be_written_ends_all_at_once(run, tmp_path):
+    """None waits for the process that has failed."""
+    options = (*CONSTANT, "save_every=3", "parallel=fsdp", "sharded=true", "--to", "run")
+    said = run(2, *options, "iterations=6", before=NO_FOLDER, code=4, NRGPT_TIMEOUT="100000")
+    assert "could not write checkpoint" in said
+    assert "No space left on device" in said
+    assert newest_valid(tmp_path / "run" / "checkpoints")[0].name == "step-00000000"
+
+
 def test_compiled_models_learn_the_same_under_ddp(run, alone, tmp_path):
     """What DDP changes is how the graph is cut, which needs no C++ compiler."""
     options = (*SHORT, "model.steps=2")

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
+from ..check import check
 from ..decode.generate import Sampling
 from ..serve.engine import Engine, Event, Failed, Finished, Job, Token, Way
 from ..text_model import TextModel
@@ -21,6 +22,8 @@ class Chat:
 
     def __init__(self, model: TextModel, energies: bool, options: dict[str, Any]):
         self.model, self.energies, self.options = model, energies, options
+        check(options["tokens"] >= 1, "--tokens", options["tokens"], "at least 1")
+        self.job([0], queue.Queue())  # whatever is wrong is said now, and not after a line
         self.numbers = False
         self.text = ""
         self.range: list[float] = []

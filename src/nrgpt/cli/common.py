@@ -6,6 +6,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +16,8 @@ from rich.table import Table
 from typer import Argument, Option
 
 from .. import zoo
-from ..files import check_writable, refuse_links
+from ..files import check_ours, check_writable, missing_folders, refuse_links
+from ..language_model import LanguageModel
 from ..model.registry import load_plugin
 from ..train.checkpoint import CheckpointError
 from ..train.distributed import device_named
@@ -86,7 +88,14 @@ class Group(typer.core.TyperGroup):
         return super().parse_args(ctx, rest)
 
     def invoke(self, ctx: Any) -> Any:
-        return clear_errors(super().invoke)(ctx)
+        MADE.clear()
+        try:
+            return clear_errors(super().invoke)(ctx)
+        except BaseException:
+            for folder in reversed(MADE):
+                with suppress(OSError):  # it is not empty: something came of it
+                    folder.rmdir()
+            raise
 
 
 app = typer.Typer(
@@ -127,16 +136,30 @@ RunFolder = Annotated[
 ]
 
 
+MADE: list[Path] = []
+"""Folders that this command has made for its results; gone again if nothing comes of it."""
+
+
 def folder_to_write(folder: Path) -> Path:
     """Create a folder for results, and find out now, not after the work, if that is possible."""
+    MADE.extend(missing_folders(folder))
     refuse_links(folder)
     check_writable(folder)
     return folder
 
 
+def file_to_write(path: Path) -> Path:
+    """The same for a file that the user has named; the rest of its folder is not ours."""
+    folder = path.absolute().parent
+    MADE.extend(missing_folders(folder))
+    check_writable(folder)
+    return check_ours(path)
+
+
 NewFolder = Annotated[Path, Option(help="Folder to create.")]
 Steps = Annotated[int | None, Option(help="Inference steps; default as trained.")]
 Checkpoint = Annotated[int | None, Option(help="Checkpoint, by its iteration; default the best.")]
+Seed = Annotated[int, Option(min=0, max=2**63 - 1, help="Of random numbers.")]
 Device = Annotated[str, Option(help="auto, cpu, cuda or mps.")]
 
 
@@ -146,6 +169,14 @@ def open_run(run: RunFolder, checkpoint: Checkpoint = None, device: Device = "au
     for fault in loaded.faults:
         print(f"skipped a damaged checkpoint: {fault}", file=sys.stderr)
     return loaded
+
+
+def in_float64(model: LanguageModel) -> LanguageModel:
+    """Apple's GPUs do not have it, so there the CPU takes over."""
+    if model.tokens.device.type == "mps":
+        screen.print("device = 'mps' has no float64: this is computed on the CPU")
+        model = model.cpu()
+    return model.double()
 
 
 def with_options_of(make: Callable[..., Any]) -> Callable[[Callable[..., None]], Any]:

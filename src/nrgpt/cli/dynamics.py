@@ -16,22 +16,24 @@ from ..dynamics.plots import adaptive_figure, convergence_figure
 from ..dynamics.relax import Stop
 from ..dynamics.trajectory import trajectory as watch
 from ..explore.models import certificates
-from ..files import check_ours
-from ..language_model import LanguageModel
+from ..explore.page import refuse_other_pages
+from ..extras import MissingExtra
 from ..model.network import IGNORED_TARGET
 from ..train.runs import Run
 from .common import (
     Steps,
     app,
+    file_to_write,
     folder_for_results,
     folder_to_write,
+    in_float64,
     open_run,
     screen,
     table_of,
     with_options_of,
 )
 
-Texts = Annotated[int, Option(help="Validation texts, each as long as the context.")]
+Texts = Annotated[int, Option(min=1, help="Validation texts, each as long as the context.")]
 
 
 def validation_texts(loaded: Run, count: int) -> tuple[Tensor, Tensor]:
@@ -43,14 +45,6 @@ def validation_texts(loaded: Run, count: int) -> tuple[Tensor, Tensor]:
     starts = length * np.arange(count)
     text = stream.windows(starts, length + 1).to(loaded.model.tokens.device)
     return text[:, :-1], text[:, 1:]
-
-
-def in_float64(model: LanguageModel) -> LanguageModel:
-    """Apple's GPUs do not have it, so there the CPU takes over."""
-    if model.tokens.device.type == "mps":
-        screen.print("device = 'mps' has no float64: this is computed on the CPU")
-        model = model.cpu()
-    return model.double()
 
 
 @app.command()
@@ -77,6 +71,7 @@ def trajectory(
     else:
         tokens = [*loaded.encode(text), IGNORED_TARGET]  # the next token is unknown
     folder = folder_to_write(to or folder_for_results(loaded.folder) / "trajectory")
+    refuse_other_pages(folder / "index.html")
     both = torch.tensor([tokens], device=loaded.model.tokens.device)
     top = min(5, loaded.cfg.model.vocab_size)
     energies = loaded.model.is_watched if energies is None else energies
@@ -84,7 +79,7 @@ def trajectory(
     label = token_label(loaded.tokenizer)
     try:
         files = write_figures(seen, folder, label)
-    except ValueError as error:  # without matplotlib there is still the page
+    except MissingExtra as error:  # there is still the page
         files = []
         screen.print(f"no PNG and PDF: {error}", soft_wrap=True, markup=False)
     seen.save(folder / "trajectory.npz")
@@ -129,8 +124,7 @@ def adaptive(
         wanted = "numbers with commas between them"
         raise ValueError(f"tolerances = {tolerances!r}: must be {wanted}") from None
     if to is not None:
-        folder_to_write(to.absolute().parent)
-        check_ours(to.with_suffix(".png"))
+        file_to_write(to.with_suffix(".png"))
     rules = [Stop(rule, value, patience) for value in values]  # type: ignore[arg-type]
     idx, targets = validation_texts(loaded, texts)
     costs = loss_against_steps(loaded.model, idx, targets, rules, steps=steps)

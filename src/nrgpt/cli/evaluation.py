@@ -19,6 +19,7 @@ from ..measure.listops import listops_accuracy
 from ..measure.loss import bits_of_text, masked_loss, split_loss
 from ..train.runs import Run
 from .common import (
+    Seed,
     Steps,
     app,
     folder_for_results,
@@ -46,7 +47,7 @@ def evaluate(
     judge: Annotated[
         str, Option(help="--metrics: causal LM, name or folder, for perplexity; or none.")
     ] = "gpt2",
-    seed: Annotated[int, Option(help="--metrics: seed for sampling.")] = 0,
+    seed: Seed = 0,
     tasks: Annotated[
         str | None,
         Option(help="Benchmarks: blimp,piqa,mmlu,... or any task of lm-eval."),
@@ -71,6 +72,8 @@ def evaluate(
     read_record(home)
     measures = measures_for(loaded, judge) if metrics else {}
     names = list(dict.fromkeys(name for name in (tasks or "").split(",") if name))
+    if tasks is not None and not names:
+        raise ValueError(f"--tasks {tasks!r}: it names no task")
     if tasks is not None:
         logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it reports every default
         manager = known_tasks(names, include, task_data)

@@ -15,16 +15,20 @@ from ..dynamics.plots import path_figure, slice_figure
 from ..dynamics.survey import Survey, survey
 from ..dynamics.trajectory import trajectory
 from ..explore.models import about, certificates, for_page
-from ..explore.page import page
+from ..explore.page import page, refuse_other_pages
 from ..explore.server import Server, new_key
 from ..explore.weights import NotForThePage
+from ..extras import MissingExtra
 from ..files import write_atomically
 from ..train.runs import Run, load_run
 from .common import (
+    Seed,
     Steps,
     app,
+    file_to_write,
     folder_for_results,
     folder_to_write,
+    in_float64,
     open_run,
     screen,
     table_of,
@@ -54,7 +58,9 @@ def explore(
         Path | None, Option(help="Write one self-contained HTML file instead of serving the page.")
     ] = None,
     text: Text = None,
-    port: Annotated[int, Option(help="Port on 127.0.0.1; 0 is any free one.")] = 0,
+    port: Annotated[
+        int, Option(min=0, max=65_535, help="Port on 127.0.0.1; 0 is any free one.")
+    ] = 0,
     browser: Annotated[bool, Option(help="Open the page in a browser.")] = True,
 ) -> None:
     """Type a text and watch its tokens roll downhill, live, in a browser.
@@ -75,16 +81,20 @@ def explore(
     if to is not None:
         if to.suffix.lower() not in (".html", ".htm"):
             raise ValueError(f"--to {to}: must be an .html file")
+        refuse_other_pages(to)
         try:
             models = [for_page(run.model, run.tokenizer, **told(run, names[run.folder], text))
                       for run in loaded]  # fmt: skip
         except NotForThePage as error:
             raise ValueError(f"{error}; leave out --to, and Python computes it") from error
-        folder_to_write(to.parent)
+        file_to_write(to)
         write_atomically(to, page(models))
         screen.print(f"{to}: open it in any browser; it needs nothing else", soft_wrap=True)
         return
-    server = server_of(loaded, names, text, port)
+    try:
+        server = server_of(loaded, names, text, port)
+    except OSError as error:
+        raise ValueError(f"--port {port}: {error.strerror}; choose another, or 0") from error
     screen.print(f"{server.address}\nCtrl-C ends it", soft_wrap=True, highlight=False)
     if browser:
         webbrowser.open(server.address)
@@ -155,7 +165,7 @@ def landscape(
     ] = None,
     starts: Annotated[int, Option(help="Random places to roll down from.")] = 16,
     steps: Steps = None,
-    seed: int = 0,
+    seed: Seed = 0,
     to: Annotated[Path | None, Option(help="Folder; default RUN/landscape.")] = None,
 ) -> None:
     """The landscape of one token: its minima, the pass between two of them, a map.
@@ -165,17 +175,18 @@ def landscape(
 
     nrgpt landscape zoo:shakespeare_certified --text 'To be, or not' --token 5
     """
-    text = text or told(loaded, "", None)["examples"][0]
-    tokens, model = loaded.encode(text), loaded.model.double()
+    text = told(loaded, "", None)["examples"][0] if text is None else text
+    tokens, model = loaded.encode(text), in_float64(loaded.model)
     _ = model.energy_block  # raises for a baseline
     if not tokens:
-        raise ValueError("--text '': there is no token in it")
+        raise ValueError(f"--text {text!r}: there is no token in it")
     number = len(tokens) if token is None else token
     if not 1 <= number <= len(tokens):
         raise ValueError(f"--token {number}: must be in 1 .. {len(tokens)}, the tokens of the text")
     idx = torch.tensor([tokens], device=model.tokens.device)
     model.check_tokens(idx)
     folder = folder_to_write(to or folder_for_results(loaded.folder) / "landscape")
+    refuse_other_pages(folder / "index.html")
     with screen.status("rolling down from many places ..."):
         found = survey(model, idx, number - 1, steps=steps, starts=starts, seed=seed)
     label = token_label(loaded.tokenizer)
@@ -206,7 +217,7 @@ def draw(found: Survey, folder: Path) -> list[Path]:
             sections["path"], way, minima[[found.below]], names=names, directions=directions
         )
         files = save(figure, folder / "map")
-    except ValueError as error:
+    except MissingExtra as error:
         screen.print(f"no PNG and PDF: {error}", soft_wrap=True, markup=False)
         return []
     if found.between is not None:

@@ -19,7 +19,7 @@ from ..kernels.dispatch import explain
 from ..text_model import of_run
 from ..train.distributed import device_named
 from ..train.runs import Run
-from .common import Device, Steps, app, folder_to_write, open_run, screen, with_options_of
+from .common import Device, Seed, Steps, app, folder_to_write, open_run, screen, with_options_of
 
 
 @app.command()
@@ -37,7 +37,7 @@ def sample(
     ] = None,
     repetition_penalty: Annotated[float, Option(help="Above 1: fewer repetitions.")] = 1.0,
     cache: Annotated[str, Option(help="exact, none (the same, slower) or frozen.")] = "exact",
-    seed: int = 0,
+    seed: Seed = 0,
     steps: Steps = None,
 ) -> None:
     """Let a trained model continue a text, printed token by token."""

@@ -9,6 +9,7 @@ import torch
 import typer
 from typer import Option
 
+from ..data.shards import Dataset
 from ..reproduce import energy as energy_study
 from ..reproduce import flops as flops_study
 from ..reproduce import listops as listops_study
@@ -17,7 +18,7 @@ from ..reproduce import text as text_study
 from ..reproduce import variants as variants_study
 from ..reproduce.training import train_pack
 from ..train.config import DataConfig
-from ..train.data import prepare_dataset
+from ..train.data import located, prepare_dataset
 from ..train.runs import read_config
 from .common import FREE_FORM, Overrides, app, screen, with_options_of
 
@@ -78,7 +79,12 @@ class Shared:
         found = [case.changed(self.overrides or []) for case in found]
         where = folder(study.__name__.rpartition(".")[2], self.to, self.quick)
         options |= {name: getattr(self, name) for name in ("processes", "plots_only", "forget")}
-        show(study.reproduce(found, where, **options))
+        try:
+            show(study.reproduce(found, where, **options))
+        except KeyError as error:
+            if not self.plots_only:
+                raise
+            raise ValueError(f"{where}: a row of its results has no {error}") from error
 
     def with_texts(self, judge: str) -> dict[str, Any]:
         return {"judge": None if judge == "none" or self.quick else judge, "quick": self.quick}
@@ -160,6 +166,8 @@ def text(
     if not shared.plots_only:
         if data is None and not shared.quick:
             raise ValueError("--data: name a dataset prepared by `nrgpt data text` or `data hub`")
+        if data is not None:
+            Dataset.open(located(data), verify=False)  # an error before anything is written
         data = data or prepare_dataset(DataConfig(task="shakespeare"))
         tokens = QUICK_TOKENS if shared.quick else tokens
         cases = text_study.cases(data, shared.recipe, shared.seeds or 1, tokens, shared.quick)

@@ -1,6 +1,7 @@
 """nrgpt serve, chat."""
 
 import ipaddress
+import socket
 from typing import Annotated, Any
 
 from typer import Argument, Option
@@ -8,7 +9,7 @@ from typer import Argument, Option
 from ..extras import need
 from ..text_model import load
 from .chat import Chat
-from .common import Checkpoint, Device, Steps, app
+from .common import Checkpoint, Device, Seed, Steps, app
 
 KEY = "NRGPT_API_KEY"
 Model = Annotated[str, Argument(help="A run folder, zoo:NAME, or an export.", metavar="RUN")]
@@ -18,7 +19,7 @@ Model = Annotated[str, Argument(help="A run folder, zoo:NAME, or an export.", me
 def serve(
     run: Model,
     host: Annotated[str, Option(help="Address to listen at; 0.0.0.0 is all.")] = "127.0.0.1",
-    port: Annotated[int, Option(help="0: any free one.")] = 8000,
+    port: Annotated[int, Option(min=0, max=65_535, help="0: any free one.")] = 8000,
     key: Annotated[str | None, Option(help="API key that clients must send.", envvar=KEY)] = None,
     running: Annotated[int, Option(min=1, help="Texts computed together.")] = 64,
     waiting: Annotated[int, Option(min=1, help="Texts that may wait.")] = 256,
@@ -36,10 +37,13 @@ def serve(
         raise ValueError(
             f"--host {host}: others can reach it; choose a key, with --key or in {KEY}"
         )
+    if key is not None and not key.strip():
+        raise ValueError("--key: an empty key keeps nobody out; choose one, or leave it out")
     need("fastapi", "nrgpt serve", "serve")
     uvicorn = need("uvicorn", "nrgpt serve", "serve")
     from ..serve.app import Limits, make_app
 
+    listener = listening(host, port)  # an error now, not after the model was loaded
     model = load(run, checkpoint=checkpoint, device=device)
     limits = Limits(
         running=running, waiting=waiting, tokens=max_tokens, steps=max_steps, seconds=seconds
@@ -55,7 +59,18 @@ def serve(
             print(f"{model!r}", flush=True)
             print(f"serving at http://{name}:{address[1]}/v1 (Ctrl-C ends it)", flush=True)
 
-    Server(uvicorn.Config(made, host=host, port=port, **options)).run()
+    Server(uvicorn.Config(made, host=host, port=port, **options)).run(sockets=[listener])
+
+
+def listening(host: str, port: int) -> socket.socket:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        family, _, _, _, address = min(found, key=lambda one: one[0] != socket.AF_INET)
+        return socket.create_server(address[:2], family=family)
+    except OSError as error:
+        raise ValueError(
+            f"--host {host} --port {port}: {error.strerror}; choose another (0 is any free port)"
+        ) from error
 
 
 def is_this_machine(host: str) -> bool:
@@ -72,7 +87,7 @@ def chat(
     temperature: Annotated[float, Option(help="0 is greedy.")] = 0.8,
     top_p: Annotated[float | None, Option(help="Only the likeliest tokens.")] = None,
     energies: Annotated[bool, Option(help="Colour each token by its energy.")] = True,
-    seed: int = 0,
+    seed: Seed = 0,
     steps: Steps = None,
     checkpoint: Checkpoint = None,
     device: Device = "auto",

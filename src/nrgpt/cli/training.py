@@ -36,8 +36,8 @@ Preset = Annotated[str, Argument(metavar="PRESET", help="See `nrgpt presets`.")]
 
 
 def preset(name: str) -> TrainConfig:
-    if name not in PRESETS:
-        raise ValueError(f"there is no preset {name!r}{suggestion(name, PRESETS)}")
+    if not isinstance(name, str) or name not in PRESETS:  # a file may hold anything
+        raise ValueError(f"there is no preset {name!r}{suggestion(str(name), PRESETS)}")
     cfg = PRESETS[name]()
     return dataclasses.replace(cfg, plugins=tuple(PLUGINS)) if PLUGINS else cfg
 
@@ -88,6 +88,11 @@ def train(
     """
     if name is not None and "=" in name:  # no preset, but already a field
         overrides, name = [name, *(overrides or [])], None
+    if text and packed:
+        raise ValueError(
+            "--packed: not with --text; prepare the text with `nrgpt data text`, and name the "
+            "dataset with data.folder=FOLDER"
+        )
     if text:
         dataset = prepare_own(text, tokenizer=tokenizer, vocabulary=vocabulary)
         name = name or usual_preset()
@@ -152,8 +157,8 @@ def packed_field(assignment: str) -> str:
     """Expand seeds=3 to seed=0,1,2 and lr to optimiser.lr."""
     key, _, value = assignment.lstrip("-").partition("=")
     if key == "seeds":
-        if not value.isdecimal() or int(value) < 1:
-            raise ValueError(f"seeds={value}: must be a whole number, at least 1")
+        if not value.isdecimal() or len(value) > 4 or int(value) < 1:
+            raise ValueError(f"seeds={value}: must be a whole number, at least 1, below 10,000")
         return "seed=" + ",".join(map(str, range(int(value))))
     return f"optimiser.lr={value}" if key == "lr" else assignment
 
@@ -164,10 +169,10 @@ def sweep(
     overrides: Overrides = None,
     to: Annotated[Path | None, Option(help="Folder; default sweeps/PRESET.")] = None,
     grid: Annotated[str | None, Option(help="One of the paper's named grids.")] = None,
-    trials: Annotated[int | None, Option(help="Search with Optuna instead.")] = None,
+    trials: Annotated[int | None, Option(min=1, help="Search with Optuna instead.")] = None,
     storage: Annotated[str | None, Option(help="Optuna storage URL.")] = None,
     packed: Annotated[
-        int | None, Option(help="Train this many runs of one shape at a time, together.")
+        int | None, Option(min=1, help="Train this many runs of one shape at a time, together.")
     ] = None,
 ) -> None:
     """Train a preset many times: all combinations of comma-separated values, or a search.

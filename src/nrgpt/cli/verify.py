@@ -17,11 +17,15 @@ def verify(
         bool,
         Option(
             "--accept-changes",
-            help="Take configuration, tokenizer and result as they are now: you changed them.",
+            help="Take configuration, tokenizer and result of a run, or all files of an export, as "
+            "they are now: you changed them.",
         ),
     ] = False,
 ) -> None:
-    """Check every file of a run: is it as it was written? (For datasets: nrgpt data verify.)"""
+    """Check every file of a run or an export: is it as it was written?
+
+    (For datasets: nrgpt data verify.)
+    """
     if accept:
         names = ", ".join(accept_changes(run))
         print(f"accepted as they are now: {names}" if names else "nothing had changed")

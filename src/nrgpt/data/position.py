@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..extras import need
+from ..files import check_ours, open_ours, write_atomically
 from .documents import Document, row_documents
 
 
@@ -81,22 +82,23 @@ class Journal:
         """The pieces from which to go on: up to the first that is damaged, or not ours. What
         follows it in the journal is forgotten."""
         found = []
-        for line in self.path.read_bytes().splitlines() if self.path.exists() else ():
+        content = check_ours(self.path).read_bytes() if self.path.exists() else b""
+        for line in content.splitlines():
             try:
                 key, *entry = json.loads(line)
                 made = Made(*entry)
                 is_ours = key == self.key and is_whole(self.path.parent / Path(made.file).name)
-            except (ValueError, TypeError):
+            except (ValueError, TypeError, RecursionError):
                 break
             if not is_ours:
                 break
             found.append(made)
-        self.path.write_text("".join(self.line(made) for made in found), encoding="utf-8")
+        write_atomically(self.path, "".join(self.line(made) for made in found))
         return found
 
     def add(self, made: Made) -> None:
         if made.after is not None:
-            with self.path.open("a", encoding="utf-8") as file:
+            with open_ours(self.path, "a") as file:
                 file.write(self.line(made))
 
     def line(self, made: Made) -> str:

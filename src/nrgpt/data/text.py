@@ -75,7 +75,8 @@ def prepare_text(
     total = sum(path.stat().st_size for path in sources)
     if isinstance(tokenizer, str):
         texts = lambda: (document.text for document in documents())  # noqa: E731
-        tokenizer = tokenizer_for(tokenizer, texts, total, vocabulary)
+        shown = {"progress": options.get("progress", True)}
+        tokenizer = tokenizer_for(tokenizer, texts, total, vocabulary, **shown)
     facts = {"kind": "text", "files": files}
     prepare_documents(Source(documents), folder, facts, total, tokenizer=tokenizer, **options)
 
@@ -101,7 +102,8 @@ def prepare_hub(
     source = HubSource(name, split, field)
     if isinstance(tokenizer, str):
         texts = lambda: (document.text for document in source.documents())  # noqa: E731
-        tokenizer = tokenizer_for(tokenizer, texts, None, vocabulary)
+        shown = {"progress": options.get("progress", True)}
+        tokenizer = tokenizer_for(tokenizer, texts, None, vocabulary, **shown)
     facts = {"kind": "hub", "name": name, "split": split}
     prepare_documents(source, folder, facts, source.rows, tokenizer=tokenizer, **options)
 
@@ -180,6 +182,10 @@ def prepare_documents(
         else:
             splits = ["train", "val"] if share > 0 else ["train"]
             pieces = {split: maker.read_all(paths, split) for split in splits}
+        if adapts and not all(tokens[split] for split in pieces):
+            raise DataError(
+                f"{tokens.total()} tokens of text are too few for training and validation"
+            )
         for split in pieces:
             wanted = f"such that some of the {number} documents are in split {split!r}"
             check(tokens[split] > 0, "validation", share, wanted)

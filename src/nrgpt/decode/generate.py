@@ -133,12 +133,15 @@ def stream(
     return run(decoder, max_new_tokens, stops, sampling or Sampling(), generator)
 
 
+NOT_FINITE = (
+    "the model's logits are not finite, so no token is the likeliest: its weights are damaged, or "
+    "it diverged in training"
+)
+
+
 def check_sound(is_sound: Tensor) -> None:
     if not is_sound:
-        raise ValueError(
-            "the model's logits are not finite, so no token is the likeliest: its weights are "
-            "damaged, or it diverged in training"
-        )
+        raise ValueError(NOT_FINITE)
 
 
 def run(

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from ..decode.cache import Cache
 from ..decode.decoder import Decoder
+from ..decode.generate import check_sound
 from ..kernels.loss import plain_loss
 from ..model.network import Network
 from ..model.step import Plan
@@ -77,7 +78,9 @@ def stream_adaptive(
         decoder = AdaptiveDecoder(model, prompts, stop, steps)
     for _ in range(max_new_tokens):
         with torch.no_grad(), torch.autocast(device, enabled=False):
-            decoder.feed(decoder.next_logits().argmax(-1))
+            logits = decoder.next_logits()
+            check_sound(logits.isfinite().all())
+            decoder.feed(logits.argmax(-1))
         yield decoder.read(), decoder.taken
 
 

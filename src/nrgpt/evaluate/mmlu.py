@@ -13,7 +13,7 @@ import csv
 import io
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -103,22 +103,28 @@ def read_questions(path: Path) -> list[dict[str, Any]]:
     """The questions, choices and answers in a file, in the Hub's format."""
     if not path.is_file():
         raise FileNotFoundError(f"MMLU: there is no file {path}")
-    with path.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        if reader.fieldnames != COLUMNS:
-            raise ValueError(f"{path}: the columns must be {','.join(COLUMNS)}")
-        questions = []
-        for row in reader:
-            if None in row or None in row.values() or row["answer"] not in ("0", "1", "2", "3"):
-                raise ValueError(
-                    f"{path}: line {reader.line_num}: must be a question, four choices and an "
-                    f"answer from 0 to 3"
-                )
-            question, *choices, answer = row.values()
-            questions.append({"question": question, "choices": choices, "answer": int(answer)})
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            questions = list(questions_in(file, path))
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: not a table of questions ({error})") from error
     if not questions:
         raise ValueError(f"{path} has no questions")
     return questions
+
+
+def questions_in(file: Iterable[str], path: Path) -> Iterator[dict[str, Any]]:
+    reader = csv.DictReader(file)
+    if reader.fieldnames != COLUMNS:
+        raise ValueError(f"{path}: the columns must be {','.join(COLUMNS)}")
+    for row in reader:
+        if None in row or None in row.values() or row["answer"] not in ("0", "1", "2", "3"):
+            raise ValueError(
+                f"{path}: line {reader.line_num}: must be a question, four choices and an "
+                f"answer from 0 to 3"
+            )
+        question, *choices, answer = row.values()
+        yield {"question": question, "choices": choices, "answer": int(answer)}
 
 
 def read_examples(folder: Path, subject: str, shots: int) -> list[dict[str, Any]]:

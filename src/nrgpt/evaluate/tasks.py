@@ -135,7 +135,13 @@ def run_tasks(
         task.set_fewshot_seed(seed=SEED)
         if task.get_config("num_fewshot") is None:
             task.set_config(key="num_fewshot", value=0)
-    results = evaluate(lm=model, task_dict=loaded, limit=limit, log_samples=False)
+    try:
+        results = evaluate(lm=model, task_dict=loaded, limit=limit, log_samples=False)
+    except OverflowError as error:
+        raise ValueError(
+            f"--tasks {','.join(tasks)}: a perplexity is too large for a number ({error}): to the "
+            "model these texts are all but impossible"
+        ) from error
     metrics = results["results"] | results.get("groups", {})
     scores = {}
     for subject in subjects:

@@ -4,12 +4,16 @@ import functools
 import json
 from collections.abc import Sequence
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 SCRIPTS = (
     "arrays.js", "engine.js", "landscape.js", "draw.js", "sources.js", "views.js", "terrain.js",
     "app.js", "controls.js",
 )  # fmt: skip
+
+TITLE = "<title>nrgpt explorer</title>"
+"""By which a page is known to be ours."""
 
 
 def page(models: Sequence[dict[str, Any]], *, connect: str = "'none'") -> str:
@@ -20,6 +24,15 @@ def page(models: Sequence[dict[str, Any]], *, connect: str = "'none'") -> str:
     data = data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
     before, between, after = template().replace("CONNECT", connect).split("\0")
     return before + data + between + scripts() + after
+
+
+def refuse_other_pages(path: Path) -> None:
+    """A page of somebody else would be overwritten."""
+    if not path.is_file():
+        return
+    with path.open(encoding="utf-8", errors="replace") as file:
+        if TITLE not in file.read(4_096):
+            raise FileExistsError(f"{path} exists and is no page of nrgpt; choose another --to")
 
 
 @functools.cache

@@ -63,17 +63,19 @@ class Handler(BaseHTTPRequestHandler):
                 found = answer(body)
         except (ValueError, KeyError, TypeError) as error:
             return self.say(400, {"error": str(error) or type(error).__name__})
+        except Exception as error:  # such as too little memory: the page says so, and goes on
+            return self.say(500, {"error": str(error) or type(error).__name__})
         self.say(200, found)
 
     def question(self) -> dict[str, Any] | None:
         """The JSON that was sent; None if it is none, or too long."""
         length = self.headers.get("Content-Length", "")
-        if not length.isdecimal() or int(length) > LARGEST:
+        if not length.isdecimal() or len(length) > 9 or int(length) > LARGEST:
             self.close_connection = True
             return None
         try:
             body = json.loads(self.rfile.read(int(length)))
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         return body if isinstance(body, dict) else None
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from ..files import unfinished_of_dead
+from ..interop.checksums import write_checksums
 from ..language_model import LanguageModel
 from ..train.runs import Run, load_run
 from .card import write_card
@@ -47,6 +48,7 @@ def export_run(
         mode = (unfinished / "config.json").stat().st_mode
         for weights in unfinished.glob("*.safetensors"):
             weights.chmod(mode)
+        write_checksums(unfinished)
         if is_empty:
             to.rmdir()
         unfinished.replace(to)

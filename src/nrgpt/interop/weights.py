@@ -9,6 +9,8 @@ from typing import Any
 from safetensors import SafetensorError
 from torch import nn
 
+from .checksums import check_checksums
+
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 CACHE_LINE = 64  # bytes
@@ -54,7 +56,15 @@ def load_safetensors(
 def check_folder(
     name: Any, subfolder: str = "", variant: str | None = None, revision: str | None = None
 ) -> None:
-    """Raise an error unless a folder, or a model on the Hub, has its weights as safetensors.
+    """Raise an error unless a folder, or a model on the Hub, has its weights as safetensors, and
+    the files of an export are as they were written."""
+    check_kind(name, subfolder, variant, revision)
+    if (folder := Path(str(name)) / subfolder).is_dir():
+        check_checksums(folder)
+
+
+def check_kind(name: Any, subfolder: str, variant: str | None, revision: str | None) -> None:
+    """Only safetensors are opened.
 
     transformers can be told to take safetensors only. But it opens whatever an index names, so
     an index may name nothing else.

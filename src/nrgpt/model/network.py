@@ -1,8 +1,6 @@
 """The network: embed, T steps, head. One loop for NRGPT and every baseline."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +14,7 @@ from .block import Block, EnergyBlock, Steps
 from .candidate import CandidateBlock
 from .certificate import Certificate, Finding, Guarantee
 from .config import ModelConfig
+from .counts import ParameterCounts, count_parameters
 from .init import head, initialise, normal, parameter, zeros
 from .norm import NoNorm, make_norm
 from .past import Memory
@@ -23,17 +22,6 @@ from .prelude import Prelude
 from .sequence import SequenceBlock
 from .step import Extra
 from .transformer import ParallelBlock, SequentialBlock
-
-
-@dataclass(frozen=True)
-class ParameterCounts:
-    """Trainable parameters. ``groups`` sum to ``total``, which is ``tied`` or ``untied``: the
-    counts with and without sharing the token embedding with the head."""
-
-    groups: dict[str, int]
-    total: int
-    tied: int
-    untied: int
 
 
 def make_blocks(cfg: ModelConfig) -> nn.ModuleList:
@@ -74,6 +62,10 @@ class Plans(NamedTuple):
         if self.on_sphere:
             x = x * x.square().mean(-1, keepdim=True).clamp(min=1e-12).rsqrt()
         return self.blocks[0].begin(x, memory)
+
+
+MOST_STEPS = 1_000_000
+"""More would never end."""
 
 
 class Network(nn.Module):
@@ -327,8 +319,10 @@ class Network(nn.Module):
     def check_steps(self, steps: int | None) -> int:
         if steps is None:
             return self.cfg.steps
-        if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
-            raise ValueError(f"steps = {steps!r}: must be a whole number, at least 1")
+        is_number = isinstance(steps, int) and not isinstance(steps, bool)
+        if not is_number or not 1 <= steps <= MOST_STEPS:
+            must_be = f"a whole number, at least 1 and at most {MOST_STEPS:,}"
+            raise ValueError(f"steps = {steps!r}: must be {must_be}")
         if self.cfg.block == "gpt" and steps > self.cfg.steps:
             raise ValueError(
                 f"steps = {steps!r}: must be at most {self.cfg.steps}, the number of distinct "
@@ -367,18 +361,4 @@ class Network(nn.Module):
         return self.energy_block.guarantees(extra)
 
     def parameter_counts(self) -> ParameterCounts:
-        groups: Counter[str] = Counter()
-        for name, p in self.named_parameters():
-            if p.requires_grad:
-                groups[group_of(name)] += p.numel()
-        total = sum(groups.values())
-        if self.cfg.tied:
-            return ParameterCounts(dict(groups), total, total, total + self.tokens.numel())
-        return ParameterCounts(dict(groups), total, total - self.tokens.numel(), total)
-
-
-def group_of(parameter: str) -> str:
-    """blocks.3.attention.W_Q -> attention; head_bias -> head; final_norm.gamma -> final_norm."""
-    parts = [p for p in parameter.split(".") if p not in ("blocks", "energy", "terms")]
-    group = next(p for p in parts if not p.isdigit())
-    return {"head_bias": "head", "norm_1": "norm", "norm_2": "norm"}.get(group, group)
+        return count_parameters(self.named_parameters(), self.tokens.numel(), tied=self.cfg.tied)

@@ -23,7 +23,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..files import locked, unsealed, write_atomically
+from ..files import check_plain, locked, make_folder, open_ours, unsealed, write_atomically
 
 FILE = "records.jsonl"
 
@@ -51,11 +51,24 @@ class Record:
 
     @classmethod
     def from_line(cls, line: Mapping[str, Any]) -> "Record":
-        files = {name: base64.b64decode(text) for name, text in line.get("binary", {}).items()}
+        try:
+            return cls(cls.files_of(line))
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"the record of {line['case']!r} cannot be read ({error!r}); remove its line, and "
+                "its run will be recorded again"
+            ) from error
+
+    @staticmethod
+    def files_of(line: Mapping[str, Any]) -> dict[str, bytes]:
+        files = {
+            name: base64.b64decode(text, validate=True)
+            for name, text in line.get("binary", {}).items()
+        }
         for name, value in line["files"].items():
             text = value if isinstance(value, str) else FORMATS[Path(name).suffix][1](value)
             files[name] = text.encode()
-        return cls(files)
+        return files
 
     def to_line(self, case: str) -> dict[str, Any]:
         line: dict[str, Any] = {"case": case, "files": {}}
@@ -75,9 +88,19 @@ class Record:
         return unsealed(value, name) if isinstance(value, dict) else value
 
     def write(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        for name in self.files:
+            check_name(name)
+        make_folder(folder)
         for name, content in self.files.items():
-            (folder / name).write_bytes(content)
+            with open_ours(folder / name, "wb") as file:
+                file.write(content)
+
+
+def check_name(name: str) -> str:
+    """A run or a file of it, whose name a file of records gives: never a path to elsewhere."""
+    if Path(name).name != name or name in ("", ".", "..") or "\\" in name or "\0" in name:
+        raise ValueError(f"records: {name!r} is not a name for a file or a folder of runs")
+    return name
 
 
 def value_of(name: str, text: str) -> Any:
@@ -93,7 +116,7 @@ def value_of(name: str, text: str) -> Any:
 
 def read_lines(path: Path) -> dict[str, dict[str, Any]]:
     """The lines of a file of results or records, by case. A file that is missing has none."""
-    lines = path.read_bytes().splitlines() if path.exists() else []
+    lines = check_plain(path).read_bytes().splitlines() if path.exists() else []
     found = [parse_line(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
     return {line["case"]: line for line in found}
 
@@ -101,7 +124,7 @@ def read_lines(path: Path) -> dict[str, dict[str, Any]]:
 def parse_line(line: bytes, where: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
-        if isinstance(row, dict) and "case" in row:
+        if isinstance(row, dict) and isinstance(row.get("case"), str):
             return row
         problem = "it names no case"
     except (ValueError, RecursionError) as error:
@@ -171,7 +194,7 @@ def pack(folder: Path, runs: Annotated[list[Path] | None, typer.Argument()] = No
 def unpack(folder: Path, to: Path | None = None) -> None:
     """Write the files of every record to TO/NAME (default: FOLDER/runs/NAME)."""
     for case, record in read(folder).items():
-        record.write((to or folder / "runs") / case)
+        record.write(make_folder(to or folder / "runs") / check_name(case))
 
 
 @app.command()

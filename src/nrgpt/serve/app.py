@@ -11,6 +11,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException
 
 from ..decode.generate import Sampling
 from ..text_model import TextModel
@@ -56,6 +57,7 @@ def make_app(model: TextModel, *, limits: Limits | None = None, key: str | None 
     app.add_middleware(Guard, limit=limits.body, key=key, seconds=limits.seconds)
     app.add_exception_handler(Refused, on_refused)
     app.add_exception_handler(RequestValidationError, on_invalid)
+    app.add_exception_handler(HTTPException, on_http)
     created = int(time.time())
 
     @app.get("/health")
@@ -104,8 +106,9 @@ class Completion:
         self.loop = asyncio.get_running_loop()
         self.events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
         self.deadline = time.monotonic() + limits.seconds
-        prompts = [p for p in asked.prompts(model) for _ in range(asked.n or 1)]
-        self.check(len(prompts))
+        given = asked.prompts(model)
+        self.check(len(given) * (asked.n or 1))  # before so many are made
+        prompts = [p for p in given for _ in range(asked.n or 1)]
         echo = bool(asked.echo)
         self.writers = [
             Writer(model, i, prompt, echo, asked.stops()) for i, prompt in enumerate(prompts)
@@ -246,6 +249,12 @@ async def on_invalid(http: Request, error: Exception) -> Response:
     field = ".".join(str(part) for part in first["loc"][1:2])
     what = f"{field}: {first['msg']}" if first["type"] != "json_invalid" else "this is not JSON"
     return await on_refused(http, Refused(400, what, field or None))
+
+
+async def on_http(http: Request, error: Exception) -> Response:
+    """What FastAPI itself refuses, such as thousands of brackets, in the same form."""
+    assert isinstance(error, HTTPException)
+    return await on_refused(http, Refused(error.status_code, str(error.detail)))
 
 
 class TooMuch(Exception):

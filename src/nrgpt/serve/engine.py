@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..decode.cache import Cache
 from ..decode.decoder import Decoder, kept_of
-from ..decode.generate import Sampling
+from ..decode.generate import NOT_FINITE, Sampling
 from ..dynamics.adaptive import AdaptiveDecoder
 from ..dynamics.relax import Stop
 from ..language_model import LanguageModel
@@ -224,11 +224,13 @@ class Group:
 
     def choose(self, jobs: Sequence[Job], logits: Tensor) -> None:
         """The next token of each text that goes on."""
+        is_sound = logits.isfinite().all(-1).tolist()
+        for job, sound in zip(jobs, is_sound, strict=True):
+            if not sound:
+                job.end(Failed(NOT_FINITE, 500))
+            elif job.most == 0:  # its prompt was all that it wanted
+                job.end(Finished("length"))
         rows = [row for row, job in enumerate(jobs) if not job.is_over]
-        for row in list(rows):
-            if jobs[row].most == 0:  # its prompt was all that it wanted
-                jobs[row].end(Finished("length"))
-                rows.remove(row)
         if not rows:
             return
         going = [jobs[row] for row in rows]
@@ -292,10 +294,12 @@ def chosen_tokens(jobs: Sequence[Job], logits: Tensor) -> Tensor:
         if sampling.temperature == 0:
             chosen[rows] = sampling.choose(some, said, None)
             continue
-        ends = sampling.probabilities(some, said).double().cumsum(-1)
+        # On the CPU, since Apple's GPUs have no float64.
+        ends = sampling.probabilities(some, said).cpu().double().cumsum(-1)
         drawn = torch.tensor([[jobs[row].dice.random()] for row in rows], dtype=torch.float64)
-        places = torch.searchsorted(ends, drawn.to(ends.device) * ends[:, -1:], right=True)
-        chosen[rows] = places[:, 0].clamp(max=logits.shape[-1] - 1)
+        places = torch.searchsorted(ends, drawn * ends[:, -1:], right=True)
+        last = logits.shape[-1] - 1
+        chosen[rows] = places[:, 0].clamp(max=last).to(chosen.device)
     return chosen
 
 

@@ -36,8 +36,8 @@ class Adaptive(Strict):
 
     rule: RuleName = "kl"
     tolerance: float = Field(1e-2, ge=0)
-    patience: int = Field(1, ge=1)
-    minimum: int = Field(1, ge=0)
+    patience: int = Field(1, ge=1, le=10_000)
+    minimum: int = Field(1, ge=0, le=10_000)
 
     def stop(self) -> Stop:
         return Stop(self.rule, self.tolerance, self.patience, self.minimum)

@@ -29,7 +29,8 @@ from torch.optim import Optimizer
 from ..files import fingerprint, flush, make_folder, open_ours, read_json
 
 FILES = ("model.safetensors", "optimiser.safetensors", "state.json")
-SHARD = re.compile(r"shards/[\w.-]+\.safetensors")
+SHARDS = "shards"
+SHARD = re.compile(rf"{SHARDS}/[\w.-]+\.safetensors")
 """Where torch.distributed.checkpoint has written, see sharded.py."""
 ASIDE = ("not-finite", "damaged")
 """What the names of checkpoints begin with that must not be used."""
@@ -92,8 +93,33 @@ def write_json(path: Path, value: Any) -> None:
 
 def load_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
     """Weights, optimiser state and state of a checkpoint that is known to be intact."""
-    state = read_json(folder / "state.json")
+    state = read_state(folder)
     return read_tensors(folder / FILES[0]), read_tensors(folder / FILES[1]), state
+
+
+STATE: dict[str, Any] = {
+    "step": int, "best": dict, "rate_factor": float, "rollbacks": int, "metrics": dict,
+    "dataset": str,
+}  # fmt: skip
+BEST: dict[str, Any] = {"step": int, "val_loss": float}
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """What a checkpoint holds besides tensors. Of its fields only these are known to be there:
+    step and best."""
+    path = folder / "state.json"
+    state = read_json(path)
+    try:
+        best, _ = state["best"], state["step"]
+        for fields, kinds in ((state, STATE), (best, BEST)):
+            for name in kinds.keys() & fields.keys():
+                if type(fields[name]) is not kinds[name]:
+                    raise TypeError(f"{name} is {fields[name]!r}")
+        if not all(0 <= each.get("step", 0) < 10**12 for each in (state, best)):
+            raise ValueError("there is no such iteration")
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise CheckpointError(f"{path}: not the state of a training ({error!r})") from error
+    return dict(state)
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -108,6 +134,8 @@ def fault_of(folder: Path) -> str | None:
     try:
         manifest = read_json(folder / "manifest.json")
         shards = [name for name in manifest if SHARD.fullmatch(name)]
+        if strange := {f"{SHARDS}/{p.name}" for p in (folder / SHARDS).glob("*")} - set(shards):
+            return f"{folder / min(strange)}: not in the manifest, so nothing vouches for it"
         names = [*shards, "state.json"] if shards else FILES
         entries = {name: (manifest[name]["bytes"], manifest[name]["sha256"]) for name in names}
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -5,7 +5,6 @@ import hashlib
 import itertools
 import json
 import os
-import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -32,7 +31,7 @@ def keep_tokenizer(run: Path, dataset: Dataset) -> None:
     """Put the dataset's tokenizer into the run folder, with the files that belong to it."""
     write_atomically(run / TOKENIZER, sealed(dataset.tokenizer.spec()))
     if RANKS in dataset.manifest["extra_files"]:
-        shutil.copyfile(dataset.folder / RANKS, run / RANKS)
+        write_atomically(run / RANKS, (dataset.folder / RANKS).read_bytes())
 
 
 def data_root() -> Path:
@@ -48,7 +47,8 @@ def located(folder: Path | str) -> Path:
 
 def dataset_folder(cfg: DataConfig) -> Path:
     if cfg.folder is not None:
-        check(cfg.folder.strip() != "", "data.folder", cfg.folder, "a folder's path, or None")
+        is_path = cfg.folder.strip() != "" and "\0" not in cfg.folder
+        check(is_path, "data.folder", cfg.folder, "a folder's path, or None")
         return located(cfg.folder)
     root = data_root()
     if cfg.task != "listops":
@@ -133,7 +133,10 @@ def check_identity(cfg: DataConfig, dataset: Dataset) -> None:
     kind = "listops" if "listops" in source else source.get("kind")
     is_text = cfg.task == "text" and kind != "listops"
     if kind != cfg.task and not is_text:
-        raise ValueError(f"data.folder: {dataset.folder} holds {kind}, not {cfg.task} as data.task")
+        way_out = "; add data.task=text" if kind in ("text", "hub") else ""
+        raise ValueError(
+            f"data.folder: {dataset.folder} holds {kind}, not {cfg.task} as data.task{way_out}"
+        )
     if kind == "listops":
         wanted = json.loads(json.dumps(dataclasses.asdict(cfg.listops)))
         differ = [

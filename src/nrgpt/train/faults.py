@@ -93,6 +93,8 @@ NOT_YET_A_RUN = {LOCK, "checkpoints"}
 def only_process(run: Path) -> Iterator[None]:
     """Lock RUN/lock. A folder that holds something else than a run is refused, and if no run comes
     of this, lock and folder are gone again."""
+    if not str(run).isprintable():  # safetensors opens no file whose name is not UTF-8
+        raise ValueError(f"{str(run)!r} cannot be the name of a run; choose another with --to")
     made = missing_folders(run)
     try:
         make_folder(run)
@@ -124,7 +126,7 @@ def only_process(run: Path) -> Iterator[None]:
 
 OUTPUTS = (
     "config.json", "environment.json", "tokenizer.json", "metrics.jsonl", "result.json",
-    "samples.txt", "losses.png",
+    "samples.txt", "losses.png", "gpt2.tiktoken",
 )  # fmt: skip
 
 

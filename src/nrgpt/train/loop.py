@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from ..data.shards import Dataset
-from ..files import read_json
 from ..model.flops import flops_per_token
 from . import checkpoint, sharded
 from .config import TrainConfig
@@ -327,7 +326,7 @@ class Trainer:
         return max(map(checkpoint.number_of, checkpoint.checkpoints(member.folder)), default=-1)
 
     def load(self, member: Member, path: Path) -> None:
-        state = read_json(path / "state.json")
+        state = checkpoint.read_state(path)
         if state.get("dataset", member.dataset.fingerprint) != member.dataset.fingerprint:
             raise ValueError(
                 f"{member.dataset.folder} is not the dataset that {member.run} was trained on; "
@@ -338,6 +337,8 @@ class Trainer:
         else:
             self.update.load(member.number, *sharded.read_whole(path))
         member.kept_metrics = state.get("metrics")
+        if missing := member.state.keys() - state.keys():
+            raise checkpoint.CheckpointError(f"{path}: its state has no {', '.join(missing)}")
         member.state = {key: state[key] for key in member.state}
         self.step, best = state["step"], state["best"]
         # The best checkpoint may be gone if this is not the newest one that was ever written.

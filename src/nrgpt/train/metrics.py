@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..files import check_ours, flush, open_ours
+from ..files import check_ours, check_plain, flush, open_ours
 
 FILE = "metrics.jsonl"
 Entries = list[dict[str, Any]]
@@ -24,7 +24,7 @@ class Metrics:
 
     def __init__(self, run: Path):
         self.path = check_ours(run / FILE)
-        content = self.path.read_bytes() if self.path.exists() else b""
+        content = content_of(self.path)
         self.written, self.hash = len(content), hashlib.sha256(content)
         self.is_cut = bool(content) and not content.endswith(b"\n")
 
@@ -51,9 +51,11 @@ class Metrics:
     def faults(self, kept: Mapping[str, Any] | None) -> list[str]:
         """What is wrong with the file, given what a checkpoint noted of it."""
         found = read(self.path)[1]
-        content = self.path.read_bytes() if self.path.exists() else b""
+        content = content_of(self.path)
         if kept is None:  # a checkpoint from before this was noted
             return found
+        if not isinstance(kept.get("bytes"), int):
+            return [*found, f"{self.path}: the checkpoint does not say how long this was"]
         if len(content) < kept["bytes"]:
             number = f"{len(content):,} bytes where {kept['bytes']:,} were written"
             return [*found, f"{self.path}: {number}: lines are missing from this history"]
@@ -66,8 +68,7 @@ def read(path: Path) -> tuple[Entries, list[str]]:
     """The entries that count, and what is wrong with the other lines."""
     entries: Entries = []
     faults = []
-    content = path.read_bytes() if path.exists() else b""
-    for number, line in enumerate(content.split(b"\n"), 1):
+    for number, line in enumerate(content_of(path).split(b"\n"), 1):
         if not line:
             continue
         try:
@@ -82,6 +83,10 @@ def read(path: Path) -> tuple[Entries, list[str]]:
         else:
             entries = [kept for kept in entries if kept["step"] <= entry["back_to"]]
     return entries, faults
+
+
+def content_of(path: Path) -> bytes:
+    return check_plain(path).read_bytes() if path.exists() else b""
 
 
 def is_entry(entry: Any) -> bool:

@@ -25,7 +25,9 @@ def prepare_own(files: Sequence[Path], *, tokenizer: str, vocabulary: int | None
     content = hashlib.sha256(repr((tokenizer, vocabulary)).encode())
     for file in files:
         content.update(fingerprint(file)["sha256"].encode())
-    name = f"{files[0].name.partition('.')[0]}-{content.hexdigest()[:10]}"
+    # Not every name of a file is one that all libraries can open, and a hash must still fit.
+    shown = "".join(c if c.isprintable() else "_" for c in files[0].name.partition(".")[0])
+    name = f"{shown[:50]}-{content.hexdigest()[:10]}"
     folder = data_root() / name
 
     def prepare() -> None:

@@ -17,10 +17,11 @@ from ..check import from_dict
 from ..data.listops import as_written
 from ..data.shards import Dataset, TokenStream
 from ..data.tokenizer import Tokenizer, load_tokenizer
-from ..files import Changed, read_json, read_sealed, sealed, unsealed, write_atomically
+from ..files import Changed, read_sealed, sealed, unsealed, write_atomically
+from ..interop.exported import fitting
 from ..language_model import LanguageModel
 from ..model.registry import PLUGINS
-from .checkpoint import CheckpointError, checkpoints, fault_of, newest_valid
+from .checkpoint import CheckpointError, checkpoints, fault_of, newest_valid, read_state
 from .config import BOOKKEEPING, TrainConfig
 from .data import TOKENIZER, open_dataset, prepare_dataset
 from .overrides import known_names
@@ -88,8 +89,7 @@ def load_run(folder: Path | str, step: int | None = None, *, device: str = "cpu"
     folder = zoo.resolve(folder)
     cfg = read_config(check_is_run(folder))
     chosen, faults, weights = read_steadily(folder, step)
-    model = LanguageModel(cfg.model)
-    model.load_state_dict(weights)
+    model = fitting(cfg.model, weights, chosen)
     number = int(chosen.name.removeprefix("step-"))
     return Run(folder, cfg, model.to(device).eval(), number, tuple(faults))
 
@@ -129,7 +129,7 @@ def choose(folder: Path, step: int | None) -> tuple[Path, list[str]]:
             f"{folder} has no valid checkpoint{said}; train it again (if it was finished and its "
             "checkpoints were deleted, remove the folder first)"
         )
-    state = read_json(newest / "state.json")
+    state = read_state(newest)
     wanted = state["best"].get("step", state["step"]) if step is None else step
     chosen = saved / f"step-{int(wanted):08d}"
     if step is not None and not chosen.is_dir():

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..check import check
+from ..extras import need
 from ..files import InUse, locked
 from .faults import Interrupt, TrainingError
 from .overrides import parse
@@ -49,12 +50,20 @@ def search(
     """Let Optuna propose values until so many trials have ended, those of earlier calls included.
     ``carry_out`` returns a row and the loss, or None if there is none. The trials are kept in an
     SQLite file, or at the URL ``storage``, where several processes may search together."""
-    folder.mkdir(parents=True, exist_ok=True)
     if storage is not None:
-        return trials_of(open_study(name, storage), choices, carry_out, seed, trials, shared=True)
+        study = open_study(name, storage)
+        folder.mkdir(parents=True, exist_ok=True)
+        return trials_of(study, choices, carry_out, seed, trials, shared=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    had_lock = (folder / "lock").exists()
     try:
         with locked(folder / "lock", keep=True):
-            study = open_study(name, url_of(folder / DATABASE))
+            try:
+                study = open_study(name, url_of(folder / DATABASE))
+            except ValueError:
+                if not had_lock:
+                    (folder / "lock").unlink()
+                raise
             rows = trials_of(study, choices, carry_out, seed, trials, shared=False)
             nothing_was_possible = all(row.get("impossible") for row in rows)
             if nothing_was_possible:  # a corrected command must not find these trials done
@@ -117,23 +126,18 @@ def propose(trial: Any, key: str, values: list[str]) -> Any:
 
 
 def open_study(name: str, url: str) -> Any:
-    try:
-        import optuna
-        from sqlalchemy.exc import SQLAlchemyError
-    except ImportError:
-        raise ValueError("--trials needs Optuna: pip install 'nrgpt[sweep]'") from None
+    optuna = need("optuna", "--trials", "sweep")
+    database_error = need("sqlalchemy.exc", "--trials", "sweep").SQLAlchemyError
     try:
         return optuna.create_study(study_name=name, storage=url, load_if_exists=True)
-    except (SQLAlchemyError, optuna.exceptions.OptunaError) as error:
+    except (database_error, optuna.exceptions.OptunaError) as error:
         said = str(error).splitlines()[0]
         raise ValueError(
-            f"{url} cannot be used as a record of trials ({said}); move it away to begin anew"
+            f"{url!r} cannot be used as a record of trials ({said}); choose another --storage, or "
+            f"move {DATABASE} away to begin anew"
         ) from error
 
 
 def url_of(path: Path) -> str:
-    try:
-        from sqlalchemy.engine import URL
-    except ImportError:
-        raise ValueError("--trials needs Optuna: pip install 'nrgpt[sweep]'") from None
-    return URL.create("sqlite", database=str(path)).render_as_string(hide_password=False)
+    URL = need("sqlalchemy.engine", "--trials", "sweep").URL
+    return str(URL.create("sqlite", database=str(path)).render_as_string(hide_password=False))

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.optim import Optimizer
@@ -26,6 +27,7 @@ from torch.optim import Optimizer
 from ..files import make_folder
 from .checkpoint import (
     FILES,
+    SHARDS,
     CheckpointError,
     fault_of,
     load_checkpoint,
@@ -35,7 +37,6 @@ from .checkpoint import (
 )
 from .distributed import World
 
-SHARDS = "shards"
 MODEL, OPTIMISER = "model/", "optimiser/"
 
 
@@ -44,11 +45,19 @@ def is_sharded(folder: Path) -> bool:
 
 
 @contextmanager
-def quietly() -> Iterator[None]:
-    """torch warns that a single process reads on its own, which is meant."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+def in_words(folder: Path) -> Iterator[None]:
+    """What goes wrong in torch as an error of ours: its own is no Exception, and holds a traceback
+    of every process. (It also warns that a single process reads on its own, which is meant.)"""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except CheckpointException as error:
+        causes = [cause for cause, _ in error.failures.values()]
+        said = "; ".join(dict.fromkeys(f"{cause}" or type(cause).__name__ for cause in causes))
+        raise CheckpointError(f"{folder}: {said}") from error
+    except SafetensorError as error:
+        raise CheckpointError(f"{folder}: not a file of tensors ({error})") from error
 
 
 def save(
@@ -65,19 +74,24 @@ def save(
     is_there = where.is_first and final.exists() and fault_of(final) is None
     if where.any(is_there):
         return
-    error: BaseException | None = None
+    error: Exception | None = None
     try:
         if where.is_first:
             shutil.rmtree(unfinished, ignore_errors=True)
             make_folder(folder)
-            (unfinished / SHARDS).mkdir(parents=True)
-        where.barrier()
-        writer = dcp.HuggingFaceStorageWriter(str(unfinished / SHARDS), save_distributed=True)
-        with quietly():
-            dcp.save(tensors(model, optimisers), storage_writer=writer, no_dist=where.size == 1)
-        if where.is_first:
-            seal(unfinished, final, {"step": step, **state})
-    except (OSError, CheckpointException) as failure:
+            unfinished.mkdir()  # not with its parents: what is there, such as a link, is not ours
+            (unfinished / SHARDS).mkdir()
+    except OSError as failure:
+        error = failure
+    try:
+        # All wait here for the folder; without it none begins, since all of them must take part.
+        if not where.any(error is not None):
+            writer = dcp.HuggingFaceStorageWriter(str(unfinished / SHARDS), save_distributed=True)
+            with in_words(unfinished):
+                dcp.save(tensors(model, optimisers), storage_writer=writer, no_dist=where.size == 1)
+            if where.is_first:
+                seal(unfinished, final, {"step": step, **state})
+    except (OSError, CheckpointError) as failure:
         error = failure
     if where.any(error is not None):
         if where.is_first:
@@ -103,7 +117,8 @@ def tensors(model: nn.Module, optimisers: list[Optimizer]) -> dict[str, Any]:
 def load(folder: Path, model: nn.Module, optimisers: list[Optimizer], where: World) -> None:
     """Each process reads what it holds, of weights and optimiser state."""
     reader = dcp.HuggingFaceStorageReader(str(folder / SHARDS))
-    saved = reader.read_metadata().state_dict_metadata
+    with in_words(folder):
+        saved = reader.read_metadata().state_dict_metadata
     wanted: dict[str, Any] = {MODEL + name: value for name, value in model.state_dict().items()}
     there = {name for name in saved if name.startswith(MODEL)}
     if there != wanted.keys():
@@ -112,11 +127,11 @@ def load(folder: Path, model: nn.Module, optimisers: list[Optimizer], where: Wor
     parameters = dict(model.named_parameters())
     for name, about in saved.items():
         if name.startswith(OPTIMISER):
-            parameter = parameters[
-                name.removeprefix(OPTIMISER).partition("/")[2].rpartition("/")[0]
-            ]
-            wanted[name] = room_for(about, parameter)
-    with quietly():
+            of = name.removeprefix(OPTIMISER).partition("/")[2].rpartition("/")[0]
+            if of not in parameters:
+                raise CheckpointError(f"{folder}: {name} is the state of no parameter")
+            wanted[name] = room_for(about, parameters[of])
+    with in_words(folder):
         dcp.load(wanted, storage_reader=reader, no_dist=where.size == 1)
     for number, optimiser in enumerate(optimisers):
         state: dict[int, dict[str, Any]] = {}
@@ -154,13 +169,13 @@ def read_whole(folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 def read(folder: Path, prefix: str) -> dict[str, Tensor]:
     """Whole tensors, read by one process alone."""
     reader = dcp.HuggingFaceStorageReader(str(folder / SHARDS))
-    saved: dict[str, Any] = reader.read_metadata().state_dict_metadata
-    found: dict[str, Any] = {
-        name: torch.zeros(about.size, dtype=about.properties.dtype)
-        for name, about in saved.items()
-        if name.startswith(prefix)
-    }
-    with quietly():
+    with in_words(folder):
+        saved: dict[str, Any] = reader.read_metadata().state_dict_metadata
+        found: dict[str, Any] = {
+            name: torch.zeros(about.size, dtype=about.properties.dtype)
+            for name, about in saved.items()
+            if name.startswith(prefix)
+        }
         dcp.load(found, storage_reader=reader, no_dist=True)
     is_single = lambda value: prefix == OPTIMISER and value.shape == (1,)  # noqa: E731
     return {

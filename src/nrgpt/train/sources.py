@@ -31,7 +31,7 @@ def read_file(path: Path, preset: Callable[[str], TrainConfig]) -> TrainConfig:
         fields = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
         if not isinstance(fields, dict):
             raise ValueError("it holds no fields")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not a configuration ({error})") from error
     try:
         base = fields.pop("preset", None)

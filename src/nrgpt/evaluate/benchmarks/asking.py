@@ -11,6 +11,8 @@ from ..likelihood import likelihoods
 from .questions import BY_CHOICE, BY_CONTEXT, FIELDS, Question, questions
 
 Pair = tuple[str, str]
+MOST_NATS = 700
+"""Of which a perplexity is still a number."""
 WITHOUT_ANSWER = {"openbookqa"}
 """Their questions are beginnings of sentences."""
 
@@ -37,7 +39,8 @@ def ask(
         values = [mark[metric] for mark in marks if metric in mark]
         metrics[metric] = sum(values) / len(values)
     if name == "lambada":
-        metrics["perplexity"] = math.exp(-metrics.pop("log-likelihood"))
+        nats = -metrics.pop("log-likelihood")
+        metrics["perplexity"] = math.exp(nats) if nats < MOST_NATS else math.inf
     return metrics | {"questions": float(len(asked))}
 
 

@@ -7,8 +7,11 @@ all others      query, choices, gold
 """
 
 import json
+import lzma
 import os
+import struct
 import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -25,6 +28,8 @@ FILES = {
     "winograd": "winograd_wsc.jsonl",
 }
 """Where a file's name is not NAME.jsonl."""
+MOST_BYTES = 1 << 30
+"""Of an archive when unpacked; a small file could say that it holds terabytes."""
 Question = dict[str, Any]
 BY_CONTEXT = {"context_options": list, "continuation": str, "gold": int}
 BY_CHOICE = {"query": str, "choices": list, "gold": int}
@@ -69,7 +74,8 @@ def from_file(name: str, path: Path) -> Iterator[Question]:
     for where, line in lines(path):
         try:
             question = json.loads(line)
-        except ValueError as error:
+            json.dumps(question, ensure_ascii=False).encode()  # half a character is no text
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{where}: is no JSON ({error})") from error
         yield checked(name, question, where)
 
@@ -81,11 +87,22 @@ def lines(path: Path) -> Iterator[tuple[str, bytes]]:
             for number, line in enumerate(file, 1):
                 yield f"{path}: line {number}", line
         return
-    with zipfile.ZipFile(path) as archive:
-        for inside in sorted(archive.namelist()):
-            if inside.endswith(".jsonl") and not Path(inside).name.startswith("."):
-                for number, line in enumerate(archive.read(inside).splitlines(), 1):
-                    yield f"{path}: {inside}: line {number}", line
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if (size := sum(info.file_size for info in archive.infolist())) > MOST_BYTES:
+                raise ValueError(f"{path}: {size:,} bytes when unpacked, which is no benchmark")
+            for inside in sorted(archive.namelist()):
+                if inside.endswith(".jsonl") and not Path(inside).name.startswith("."):
+                    with archive.open(inside) as file:
+                        for number, line in enumerate(file, 1):
+                            yield f"{path}: {inside}: line {number}", line
+    except DAMAGED as error:
+        raise ValueError(f"{path}: not an archive that can be read ({error})") from error
+
+
+DAMAGED = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, NotImplementedError,
+           RuntimeError, struct.error)  # fmt: skip
+"""What zipfile raises, if an archive is damaged, wants a password, or is packed in an odd way."""
 
 
 def checked(name: str, question: Any, where: str) -> Question:
@@ -94,11 +111,16 @@ def checked(name: str, question: Any, where: str) -> Question:
     for field, kind in fields.items():
         if not isinstance(question, dict) or type(question.get(field)) is not kind:
             raise ValueError(f"{where}: {field} must be there, as {kind.__name__}")
+    for field in {"continuation", "sentence_good", "sentence_bad"} & fields.keys():
+        if not question[field]:
+            raise ValueError(f"{where}: {field} is empty")
     for field in ("choices", "context_options"):
         options = question.get(field) if field in fields else None
         if options is not None:
-            if len(options) < 2 or not all(isinstance(option, str) for option in options):
-                raise ValueError(f"{where}: {field} must be at least two texts")
+            if len(options) < 2 or not all(
+                isinstance(option, str) and option for option in options
+            ):
+                raise ValueError(f"{where}: {field} must be at least two texts, none of them empty")
             if not 0 <= question["gold"] < len(options):
                 raise ValueError(f"{where}: gold must be the number of one of {field}, from 0")
     return {field: question[field] for field in fields}
