@@ -280,8 +280,13 @@ def test_an_energy_beside_none(chromium, tmp_path):
         for section, count in (("path", 1), ("minima", 2)):
             shown.page.select_option("#section", section)
             assert shown.page.locator(stars).count() == count + 1  # and one in the legend
+            for picture, legend in (("#map", 1), ("#surface", 0)):  # the pass is in one section
+                crosses = shown.page.locator(f"{picture} svg text:has-text('✕')").count()
+                assert crosses == (0 if count == 1 else 1 + legend)
             maps.append(shown.page.locator("#map image").get_attribute("href"))
         assert maps[0] != maps[1]
+        told = shown.page.inner_text("#starts")
+        assert "The way from ★ 2 to ★ 1 leads over a pass" in told
 
 
 def test_a_recording_shows_what_it_has(chromium, tmp_path):
