@@ -170,6 +170,7 @@ def test_every_formula_can_be_drawn():
 
     inline = on_page_content(r'a <span class="arithmatex">\(x \in \mathbb R^D\)</span>')
     assert "<math" in inline
+    assert 'tabindex="0"' in on_page_content('<p><img alt="x" class="wide" src="x.svg"></p>')
     assert not FORMULA.search(inline)
     for page in PAGES:
         for formula in re.findall(r"\$\$(.+?)\$\$", FENCED.sub("", page.read_text()), re.DOTALL):

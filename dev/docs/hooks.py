@@ -12,6 +12,8 @@ FORMULA = re.compile(
 
 PRIME = re.compile(r"<msup>(<mi>[^<]*</mi>)<mi>(&#x0203[2-4];)</mi></msup>")
 LONG = 40
+WIDE = re.compile(r'<p>(<img [^>]*(?:class="wide"|ours-30-steps)[^>]*>)</p>')
+SMALL_PRINT = re.compile(r"<p>(<img [^>]*(?:block|descent)\.svg[^>]*>)</p>")
 
 
 def on_page_markdown(text: str, page: Any, **about: Any) -> str:
@@ -20,7 +22,16 @@ def on_page_markdown(text: str, page: Any, **about: Any) -> str:
     return text
 
 
+def on_post_page(output: str, **about: Any) -> str:
+    """What the theme leaves without a name, a screen reader should be told."""
+    dialog = 'data-md-component="search" role="dialog"'
+    return output.replace(dialog, f'{dialog} aria-label="Search"', 1)
+
+
 def on_page_content(text: str, **about: Any) -> str:
+    # What can be moved sideways must be reached by keyboard, too.
+    text = WIDE.sub(r'<p class="wide" tabindex="0">\1</p>', text)
+    text = SMALL_PRINT.sub(r'<p class="small-print" tabindex="0">\1</p>', text)
     return FORMULA.sub(to_mathml, text)
 
 

@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import subprocess
+import tarfile
 
 import pytest
 
@@ -33,3 +35,23 @@ def context(chromium):
     context.set_default_timeout(1000 * patience())
     yield context
     context.close()
+
+
+@pytest.fixture(scope="session")
+def axe(tmp_path_factory):
+    """axe-core, from npm; skipped where it cannot be had."""
+    folder = tmp_path_factory.mktemp("axe")
+    try:
+        subprocess.run(
+            ["npm", "pack", "axe-core@4"],
+            cwd=folder,
+            check=True,
+            capture_output=True,
+            timeout=patience(),
+        )
+    except (OSError, subprocess.SubprocessError):
+        pytest.skip("axe-core could not be fetched with npm")
+    with tarfile.open(next(folder.glob("*.tgz"))) as archive:
+        source = archive.extractfile("package/axe.min.js")
+        assert source is not None
+        return source.read().decode()

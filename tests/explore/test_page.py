@@ -2,8 +2,6 @@
 
 import os
 import re
-import subprocess
-import tarfile
 from urllib.parse import parse_qs, quote, urlsplit
 
 import pytest
@@ -282,8 +280,13 @@ def test_an_energy_beside_none(chromium, tmp_path):
         for section, count in (("path", 1), ("minima", 2)):
             shown.page.select_option("#section", section)
             assert shown.page.locator(stars).count() == count + 1  # and one in the legend
+            for picture, legend in (("#map", 1), ("#surface", 0)):  # the pass is in one section
+                crosses = shown.page.locator(f"{picture} svg text:has-text('✕')").count()
+                assert crosses == (0 if count == 1 else 1 + legend)
             maps.append(shown.page.locator("#map image").get_attribute("href"))
         assert maps[0] != maps[1]
+        told = shown.page.inner_text("#starts")
+        assert "The way from ★ 2 to ★ 1 leads over a pass" in told
 
 
 def test_a_recording_shows_what_it_has(chromium, tmp_path):
@@ -334,29 +337,13 @@ def test_the_followed_token_stays_in_sight(file, chromium):
             assert 0 < title["x"] < 60  # and so does its scale
 
 
-@pytest.fixture(scope="session")
-def axe(tmp_path_factory):
-    """axe-core, from npm; skipped where it cannot be had."""
-    folder = tmp_path_factory.mktemp("axe")
-    try:
-        subprocess.run(
-            ["npm", "pack", "axe-core@4"],
-            cwd=folder,
-            check=True,
-            capture_output=True,
-            timeout=patience(),
-        )
-    except (OSError, subprocess.SubprocessError):
-        pytest.skip("axe-core could not be fetched with npm")
-    with tarfile.open(next(folder.glob("*.tgz"))) as archive:
-        source = archive.extractfile("package/axe.min.js")
-        assert source is not None
-        return source.read().decode()
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing(file, chromium, axe, scheme):
-    with Shown(chromium, file.as_uri(), 1280, color_scheme=scheme) as shown:
+@pytest.mark.parametrize(
+    ("scheme", "width", "models"),
+    [("light", 1280, "shakespeare_certified"), ("dark", 320, "listops_settled|listops_30_steps")],
+)
+def test_axe_finds_nothing(file, chromium, axe, scheme, width, models):
+    address = f"{file.as_uri()}#model={models}"
+    with Shown(chromium, address, width, color_scheme=scheme) as shown:
         shown.run("survey_()")
         shown.page.wait_for_selector("#surface svg", timeout=1000 * patience())
         shown.run(axe + "; 0")

@@ -11,11 +11,15 @@ from typer.testing import CliRunner
 from nrgpt import zoo
 from nrgpt.cli import app
 from nrgpt.cli.commands import explore as command
+from nrgpt.data.own import byte_pairs
 from nrgpt.dynamics.answers import Answers
 from nrgpt.explore import models
+from nrgpt.explore.page import page
+from nrgpt.explore.server import Server, new_key
 from nrgpt.train.runs import load_run
 from tests.processes import patience
 
+from ..models import config, randomised
 from .test_page import Shown
 
 NAME = "listops_30_steps"
@@ -90,8 +94,8 @@ def test_questions_that_would_break_it(server, monkeypatch):
     key = {"X-NRGPT-Key": server.key}
     assert ask(server, "POST", "/roll", "[" * 100_000, **key)[0] == 400
     assert ask(server, "POST", "/roll", "{}", **{"Content-Length": "9" * 5000, **key})[0] == 400
-    settings = {"tokens": [1], "settings": AS_TRAINED | {"word": "\ud800"}}
-    assert question(server, "roll", **settings)[0] == 400
+    settings = {"tokens": [1], "settings": AS_TRAINED | {"word": "\ud800", "weight": 1}}
+    assert question(server, "roll", **settings)[0] == 200  # left out, as in a text
     monkeypatch.setitem(server.answers, "roll", lambda body: [].pop())
     status, found = question(server, "roll", tokens=[1], settings=AS_TRAINED)
     assert status == 500
@@ -125,6 +129,33 @@ def test_a_port_that_is_taken(server):
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 2
     assert f"cannot listen at --port {server.server_port}" in done.output
+
+
+def test_it_writes_characters_of_several_tokens(monkeypatch, chromium):
+    """What is written is not read again, half a character would become another; and it ends."""
+    pytest.importorskip("tokenizers", reason="pip install 'nrgpt[data]'")
+    tokenizer = byte_pairs(["to be or not to be " * 9], 280)
+    answers = Answers(randomised(config(vocab_size=tokenizer.vocab_size, context=32)), tokenizer)
+    bee = [[[token]] for token in (*tokenizer.encode("🐝"), tokenizer.end_of_text)]
+    written = iter(bee)
+    monkeypatch.setattr("nrgpt.dynamics.answers.generate", lambda *_, **options: next(written))
+    told = models.about(answers.model, tokenizer, "bees", examples=["to be"])
+    key = new_key()
+    shown_page = page([told | {"key": key, "settled": True}], connect="'self'")
+    server = Server(shown_page, answers.by_name(), key)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        with Shown(chromium, server.address, offline=False, requests=server.address[:22]) as shown:
+            before = shown.run("panels[0].record.tokens.length")
+            shown.page.click("#generate")
+            shown.until("!isGenerating")
+            assert shown.run("chosen.text") == "to be🐝"
+            assert shown.run("panels[0].record.tokens.length") == before + len(bee) - 1
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(10)
 
 
 def test_the_page_of_a_large_model(server, chromium):

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from nrgpt import zoo
+from nrgpt.cli.explore import explore
 from tests.processes import patience
 
 ROOT = Path(__file__).parents[2]
@@ -49,3 +51,36 @@ def test_the_sites_search_finds_something(context):
     found = page.locator(".md-search-result__item a").all_inner_texts()
     assert any("certificate" in text.lower() for text in found)
     assert complaints == []
+
+
+def test_the_explorer_is_as_dark_as_the_page_around_it(context, tmp_path):
+    explore([zoo.resolve("zoo:listops_settled")], to=tmp_path / "page.html")
+    (tmp_path / "theme.js").write_text((ROOT / "docs" / "theme.js").read_text())
+    (tmp_path / "site.html").write_text(
+        "<body data-md-color-scheme=slate><iframe class=explorer src=page.html></iframe>"
+        "<script src=theme.js></script>"
+    )
+    page = context.new_page()
+    page.goto((tmp_path / "site.html").as_uri())
+    inside = page.frames[1]
+    for scheme, theme in (("slate", "dark"), ("default", "light")):
+        page.evaluate("s => document.body.setAttribute('data-md-color-scheme', s)", scheme)
+        inside.wait_for_selector(
+            f"html[data-theme={theme}]", timeout=1000 * patience(), state="attached"
+        )
+    page.close()
+
+
+@pytest.mark.skipif(not SITE.exists(), reason="no site: make docs")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", ["index.html", "docs/explorer.html", "docs/tutorials/watch.html"])
+def test_axe_finds_nothing_in_the_site(chromium, axe, name, scheme):
+    context = chromium.new_context(offline=True, color_scheme=scheme)
+    page = context.new_page()
+    page.goto((SITE.parent / name).as_uri())
+    page.evaluate(axe + "; 0")
+    found = page.evaluate("""axe.run({ iframes: false, preload: false })
+        .then(({ violations }) => violations.map(v => [v.id, v.nodes.map(n => n.html)]))""")
+    context.close()
+    # The theme's script makes a nav of each button that copies code, without a name.
+    assert [v for v in found if v[0] != "landmark-unique"] == []

@@ -37,7 +37,7 @@ class Answers:
         encode: Callable[[str], list[int]] | None = None,
     ):
         """``encode``: how texts are read, if not by the tokenizer alone."""
-        self.model, self.label = model, token_label(tokenizer)
+        self.model, self.label, self.decode = model, token_label(tokenizer), tokenizer.decode
         self.encode = encode or tokenizer.encode
         self.is_characters = tokenizer.kind == "characters"
         self.force: float | None = None
@@ -90,7 +90,8 @@ class Answers:
         temperature = number(asked["settings"], "temperature", 0, 100)
         options = {"max_new_tokens": 1, "temperature": temperature, "steps": steps, "extra": extra}
         ((token,),) = generate(model, idx.tolist(), **options)  # type: ignore[arg-type]
-        return {"token": token, "texts": self.texts([token])}
+        written = self.decode([*idx[0].tolist(), token])  # a character may take several tokens
+        return {"token": token, "texts": self.texts([token]), "text": written}
 
     def under(self, asked: dict[str, Any]) -> tuple[Network, Tensor, Extra | None, int | None]:
         """The model under the page's settings, the tokens, an energy of one's own, the steps."""

@@ -22,7 +22,6 @@ def about(
 ) -> dict[str, Any]:
     """Without weights. ``expressions``: texts are ListOps, as people write it."""
     model.check_continues("nrgpt explore")
-    is_symbols = isinstance(tokenizer, SymbolTokenizer)
     has_energy = model.cfg.block == "nrgpt"
     return {
         "name": name,
@@ -33,7 +32,7 @@ def about(
         "parameters": model.parameter_counts().total,
         "symbols": tokenizer.symbols if isinstance(tokenizer, SymbolTokenizer) else None,
         "expressions": expressions,
-        "end": tokenizer.encode("<end>")[0] if expressions and is_symbols else None,
+        "end": tokenizer.end_of_text,
         "examples": list(examples),
         "terms": list(model.energy_block.terms) if has_energy else [],
         "cone": has_energy and model.energy_block.safeguard,

@@ -25,8 +25,10 @@ class Panel {
   // Compute; what was asked for before is dropped. True if this is still the last that was asked.
   async update() {
     const mine = ++this.asked, alive = () => mine === this.asked;
-    const { tokens, unknown } = await this.source.read(chosen.text);
+    const { written } = this.source;  // what the model wrote itself is not read again
+    const { tokens, unknown } = written?.text === chosen.text ? written : await this.source.read(chosen.text);
     if (!alive()) return false;
+    this.unknown = unknown;
     const { context } = this.info, notices = [];
     if (unknown.length) notices.push(`left out, as ${this.info.name} does not know them: ${unknown.slice(0, 12).map(visible).join(" ")}`);
     if (tokens.length > context) notices.push(`only the first ${context} of ${tokens.length} tokens fit into this model`);
@@ -248,7 +250,9 @@ async function generate() {
     const token = await source.next(panel.record, panel.settings.temperature).catch(error => tell(error.message));
     if (!isGenerating || token === undefined || token === info.end) break;
     const before = panel.record.tokens.length;
-    setText(source.append(chosen.text, token));
+    const text = source.append(chosen.text, token), tokens = [...panel.record.tokens, token];
+    source.written = { text, tokens, unknown: panel.unknown };
+    setText(text);
     await compute();
     if (panel.record.tokens.length <= before) break;
     Object.assign(chosen, { A: panel.record.tokens.length - 1, t: 0 });

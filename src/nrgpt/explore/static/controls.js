@@ -207,9 +207,11 @@ function listen() {
   for (const host of document.querySelectorAll(".save"))
     for (const kind of ["svg", "png"])
       host.append(html("button", { type: "button", "aria-label": `Save as ${kind.toUpperCase()}: ${host.dataset.of}`, onclick: () => {
-        const drawn = host.dataset.of.split(" ").flatMap(id => (id === "says"
-          ? panels.filter(panel => panel.record).map(panel => pictureOfSays(panel.see())) : [...$(id).querySelectorAll("svg")]));
-        drawn.forEach((one, i) => save(one, `nrgpt-${host.dataset.of.split(" ")[0]}${i ? `-${i + 1}` : ""}`, kind));
+        for (const id of host.dataset.of.split(" ")) {
+          const drawn = id === "says"
+            ? panels.filter(panel => panel.record).map(panel => pictureOfSays(panel.see())) : [...$(id).querySelectorAll("svg")];
+          drawn.forEach((one, i) => save(one, `nrgpt-${id}${i ? `-${i + 1}` : ""}`, kind));
+        }
       } }, kind.toUpperCase()));
   const surface = $("surface");
   surface.addEventListener("pointermove", event => event.buttons && turned(event.movementX / 120, event.movementY / 120));
@@ -236,8 +238,11 @@ function turned(along, down) {
   drawLand();
 }
 
-const darkness = matchMedia("(prefers-color-scheme: dark)");  // of the system, or of a page around this one
+const darkness = matchMedia("(prefers-color-scheme: dark)");
 darkness.addEventListener("change", () => setTheme(darkness.matches));
+addEventListener("message", ({ source, data: said }) => {  // a page around this one
+  if (source === parent && parent !== window && ["light", "dark"].includes(said?.theme)) setTheme(said.theme === "dark");
+});
 setTheme(darkness.matches);
 listen();
 arrange(recall() ?? undefined).then(() => {

@@ -170,7 +170,14 @@ class Remote extends Source {
   }
 
   async next({ tokens, settings }) {
-    return (await this.ask("next", { tokens, settings })).token;
+    const { token, text } = await this.ask("next", { tokens, settings });
+    this.text = text;
+    return token;
+  }
+
+  // Some tokens are only a part of a character.
+  append(text, token) {
+    return this.info.expressions ? super.append(text, token) : this.text;
   }
 }
 

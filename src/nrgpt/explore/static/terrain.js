@@ -33,13 +33,16 @@ function shades(grid, range) {
 function sectionOf(land, name) {
   const section = land.sections[name] ?? land.sections.path;
   const minima = section.minima.map(({ which, at }) => ({ ...land.minima[which], at }));
-  return { ...section, minima, pathEnergy: land.pathEnergy };
+  return { ...section, minima, pathEnergy: land.pathEnergy, passEnergy: land.pass?.energy };
 }
 
 const titlesOf = land => ["towards the minimum below", land.minima.length > 1 ? "towards another minimum" : "towards its start"];
 
+const MARK = { "text-anchor": "middle", "font-size": 17, "font-weight": 700, fill: "#fff", stroke: "#222", "stroke-width": 3, "paint-order": "stroke" };
+const tallest = () => (innerWidth < 1900 ? 440 : 600);
+
 function drawMap(host, see, land) {
-  const colours = theme(), width = Math.max(200, host.clientWidth), height = Math.min(440, width + 40);
+  const colours = theme(), width = Math.max(200, host.clientWidth), height = Math.min(tallest(), width + 40);
   const side = Math.min(width - 70, height - 76), box = { left: 56, right: 56 + side, top: 28, bottom: 28 + side };
   const far = land.axis.at(-1), count = land.axis.length, range = extent(land.energy.flat());
   const x = linear([-far, far], [box.left, box.right]), y = linear([-far, far], [box.bottom, box.top]);
@@ -65,7 +68,7 @@ function drawMap(host, see, land) {
   }
   if (land.pass) {
     const [a, b] = place(land.pass);
-    drawn.append(write(a, b + 5, "✕", { "text-anchor": "middle", "font-size": 14, fill: "#fff", stroke: "#222", "stroke-width": 0.7 }));
+    drawn.append(write(a, b + 6, "✕", MARK));
   }
   const [a, b] = place(at);
   drawn.append(svg("circle", { cx: a, cy: b, r: 6, fill: colours.accent, stroke: "#fff", "stroke-width": 2 }));
@@ -81,7 +84,7 @@ function drawMap(host, see, land) {
 
 // The same as a surface, seen from ``view`` = {turn, tilt}, in radians; far squares first.
 function drawSurface(host, see, land, view) {
-  const colours = theme(), width = Math.max(200, host.clientWidth), height = Math.min(440, width + 10);
+  const colours = theme(), width = Math.max(200, host.clientWidth), height = Math.min(tallest(), width + 10);
   const range = extent(land.energy.flat()), far = land.axis.at(-1), top = 0.55, base = -0.68;
   const up = v => top * (2 * (v - range[0]) / (range[1] - range[0]) - 1);
   const [ct, st, cl, sl] = [Math.cos(view.turn), Math.sin(view.turn), Math.cos(view.tilt), Math.sin(view.tilt)];
@@ -113,6 +116,10 @@ function drawSurface(host, see, land, view) {
     const [a, b] = project(...m.at, m.energy);
     drawn.append(write(a, b + 6, "★ " + visible(see.label(m.said[0])), { "font-size": 15, fill: "#ffe9a8", stroke: "#222", "stroke-width": 3, "paint-order": "stroke" }));
   }
+  if (land.pass) {
+    const [a, b] = project(...land.pass, land.passEnergy);
+    drawn.append(write(a, b + 6, "✕", MARK));
+  }
   const t = timeOf(see, see.A), [a, b] = path[Math.min(Math.round(t), path.length - 1)];
   drawn.append(svg("circle", { cx: a, cy: b, r: 6, fill: colours.accent, stroke: colours.paper, "stroke-width": 2 }));
   show(host, drawn);
@@ -143,9 +150,10 @@ function drawStarts(host, see, land) {
   const cells = (tag, values) => values.map(v => html(tag, tag === "th" ? { scope: "col" } : {}, v));
   const minima = land.minima.map((m, i) => html("tr", {}, cells("td", [`★ ${i + 1}`, number(m.energy), String(m.count), say(m)])));
   const ways = land.starts.map(s => html("li", {}, `${s.from}: ${number(s.energy)} → ★ ${s.basin + 1}`));
+  const [from, to] = land.sections.minima?.minima.map(({ which }) => which) ?? [];
   show(host, html("div", {},
     html("table", {}, html("thead", {}, html("tr", {}, cells("th", ["minimum", "energy", "starts", "what it says there"]))), html("tbody", {}, minima)),
     html("p", { class: "soft" }, `Where the token stops, at energy ${number(land.pathEnergy.at(-1))}, it says `, say(land.end), "."
-      + (land.pass ? ` Between the two minima on the map, the way leads over a pass at ${number(land.pass.energy)}.` : "")),
+      + (land.pass ? ` The way from ★ ${from + 1} to ★ ${to + 1} leads over a pass at ${number(land.pass.energy)}.` : "")),
     html("details", {}, html("summary", {}, "each start"), html("ul", { class: "starts" }, ways))));
 }
