@@ -20,7 +20,11 @@ from nrgpt.train.overrides import known_names
 from nrgpt.train.presets import PRESETS
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "experiments" / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 MADE = {"commands.md", "configuration.md", "explorer-page.html"}
 """By dev/docs/build.py, for the site."""
@@ -48,13 +52,13 @@ def commands(page: Path) -> list[list[str]]:
     return [words[words.index("nrgpt") + 1 :] for words in split]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
     for target in LINK.findall(FENCED.sub("", page.read_text())):
         assert Path(target).name in MADE or (page.parent / target).exists(), target
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_are_understood(page):
     """Every name and option, and that nothing is missing. Nothing is run."""
     group = typer.main.get_command(app)
@@ -133,6 +137,7 @@ def test_tutorials_run(page, tmp_path):
     assert text.count(".output }") >= 4
     assert all(picture.startswith(b"<?xml") for picture in pictures.values())
     assert all(f"({name})" in text for name in pictures)
+    assert ("{ .wide }" in text) == (page.stem != "hugging-face")  # energies: four panels or five
 
 
 def test_the_reference_has_every_command_and_every_field():
@@ -142,6 +147,7 @@ def test_the_reference_has_every_command_and_every_field():
     for name in typer.main.get_command(app).commands:
         assert f"## nrgpt {name}" in page
     assert "| `--to` |  | Run folder; default in runs/. |" in page
+    assert "On your own text:\n\n```\nnrgpt train --text my.txt\n```" in page
     fields = configuration_page()
     for name in known_names(PRESETS["debug"]()):
         assert f"| `{name}` |" in fields, name

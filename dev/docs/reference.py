@@ -69,8 +69,10 @@ def paragraphs(text: str | None) -> str:
     found = []
     for part in inspect.cleandoc(text or "").split("\n\n"):
         flat = " ".join(part.split())
-        is_command = flat.startswith(("nrgpt ", "torchrun "))
-        found.append(f"```\n{flat}\n```" if is_command else cell(flat))
+        title, _, command = flat.rpartition(": ")
+        is_command = command.startswith(("nrgpt ", "torchrun "))
+        code = f"```\n{command}\n```"
+        found.append((f"{cell(title)}:\n\n{code}" if title else code) if is_command else cell(flat))
     return "\n\n".join(found)
 
 

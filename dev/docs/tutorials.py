@@ -49,9 +49,20 @@ def executed(page: Path, work: Path, *, quick: bool = False) -> tuple[str, dict[
             if figure is not None:
                 name = f"{page.stem}-{len(pictures) + 1}.svg"
                 pictures[name] = figure
-                parts.append(f"\n![What the code above draws]({name})\n")
+                kind = "{ .wide }" if is_wide(figure) else ""
+                parts.append(f"\n![What the code above draws]({name}){kind}\n")
             end = block.end()
     return "".join([*parts, text[end:]]), pictures
+
+
+def is_wide(figure: bytes) -> bool:
+    """Whether nobody could read it if it were shrunk to the width of a column."""
+    width, height = (
+        re.search(rb' %s="([\d.]+)pt"' % side, figure) for side in (b"width", b"height")
+    )
+    assert width is not None
+    assert height is not None
+    return float(width[1]) > 2.5 * float(height[1])
 
 
 def shown(said: str) -> str:

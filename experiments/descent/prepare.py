@@ -14,6 +14,7 @@ import lzma
 import os
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +28,7 @@ def read_documents(path: Path) -> list[str]:
     return [part for part in (p.strip("\n") for p in parts) if part]
 
 
-def load_encoding(ranks: Path):
+def load_encoding(ranks: Path) -> Any:
     import tiktoken
     from tiktoken.load import load_tiktoken_bpe
 

@@ -136,7 +136,8 @@ def avoided(study: Study, run: Run, text: Tensor, weight: float, way: str) -> di
         here.append(~allowed.gather(2, targets.cpu()[..., None])[..., 0])
     loss, is_avoided = torch.cat(losses), torch.cat(here)
     length = study.size(run.model.cfg.context, 12)
-    said = sampled(run, study.size(128, 2), length, weight, way)
+    prompts = torch.tensor([run.encode("\n")] * study.size(128, 2), device=text.device)
+    said = sampled(run, prompts, length - 1, weight, way)
     hits, words = share_of(said, AVOIDED)
     return {
         "weight": weight,
@@ -170,25 +171,26 @@ def constrained(run: Run, idx: Tensor, weight: float, way: str) -> Tensor:
 
 
 @torch.no_grad()
-def sampled(run: Run, rows: int, length: int, weight: float, way: str) -> list[str]:
-    """Texts of ``length`` tokens, sampled token by token. What is allowed after a token depends on
-    the text up to it alone, so earlier tokens are kept in a cache, and the term is told what holds
-    after the latest."""
-    device = run.model.tokens.device
-    generator = torch.Generator(device).manual_seed(0)
-    idx = torch.tensor([run.encode("\n")] * rows, device=device)
+def sampled(run: Run, idx: Tensor, length: int, weight: float, way: str) -> list[str]:
+    """``length`` tokens that continue each of the prompts idx, sampled one by one. What is allowed
+    after a token depends on the text up to it alone, so earlier tokens are kept in a cache, and the
+    term is told what holds after the latest."""
+    generator = torch.Generator(idx.device).manual_seed(0)
+    prompt = idx.shape[1]
     term = avoiding(run, allowed_after(run, idx, AVOIDED), weight, way)
     decoder = Decoder(run.model, idx.tolist(), "exact", None, {"allowed": term})
-    for _ in track(range(length - 1), f"sampling, {way}, weight {weight:g}"):
+    for number in track(range(length), f"sampling, {way}, weight {weight:g}"):
         # The last letters will do: none of the words is longer.
-        term.forbidden = ~allowed_after(run, idx[:, -8:], AVOIDED)[:, -1:]
+        forbidden = ~allowed_after(run, idx[:, -8:], AVOIDED)[:, -1:]
+        if number > 0:  # the first pass is over the whole prompt
+            term.forbidden = forbidden
         logits = decoder.next_logits()
         if way == "logits":
-            logits = logits - weight * term.forbidden[:, 0]
+            logits = logits - weight * forbidden[:, 0]
         chosen = torch.multinomial(logits.softmax(-1), 1, generator=generator)
         decoder.feed(chosen[:, 0])
         idx = torch.cat([idx, chosen], 1)
-    return [run.decode(row) for row in idx.tolist()]
+    return [run.decode(row) for row in idx[:, prompt:].tolist()]
 
 
 # Style -------------------------------------------------------------------------------------------

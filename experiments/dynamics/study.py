@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
+import injection
 import meaning
 import motion
 import places
@@ -32,6 +33,7 @@ PARTS: dict[str, Callable[[Study], None]] = {
     "meaning": meaning.meaning,
     "sampling": sampling.sampling,
     "readings": readings.readings,
+    "injection": injection.injection,
 }
 
 

@@ -4,9 +4,9 @@ The JSON says which preset, what to change of it, and whether to measure more th
 
     {"name": "settled", "preset": "owt_nrgpt_settled", "set": ["seed=1"], "in_full": true}
 
-"tokens" measures that many validation tokens only, to try a job on a small machine; "benchmarks"
-asks those whose files are in that folder; "keep", a description, packs the run as a model of the
-zoo (dev/add_to_zoo.py) into OUT/NAME.tar.
+"tokens" measures that many validation tokens only, to try a job on a small machine; "held_out" is a
+prepared dataset of other text; "benchmarks" asks those whose files are in that folder; "keep", a
+description, packs the run as a model of the zoo (dev/add_to_zoo.py) into OUT/NAME.tar.
 Data: DATA of experiments/descent/prepare.py for presets of text, which are all trained as TEXT
 says, or the prepared dataset that "data" names; ListOps and Shakespeare as always.
 """
@@ -30,7 +30,7 @@ import torch
 from experiments.descent.prepare import unpack
 from torch import Tensor
 
-from nrgpt.data.shards import TokenStream, write_dataset
+from nrgpt.data.shards import Dataset, TokenStream, write_dataset
 from nrgpt.data.tokenizer import GPT2Tokenizer
 from nrgpt.dynamics.adaptive import loss_against_steps
 from nrgpt.dynamics.descent import check_descent
@@ -119,7 +119,7 @@ def rises(cfg: TrainConfig, model: LanguageModel, idx: Tensor, *, mixed: bool) -
             states: Iterator[Tensor] = model.states(some)
             for x in states:
                 start = x if start is None else start
-                now = sum(model.energies(x, start=start).values())
+                now = torch.stack(list(model.energies(x, start=start).values())).sum(0)
                 if before is not None:
                     relative = (now - before) / torch.maximum(now.abs(), before.abs())
                     pairs += relative.numel()
@@ -222,6 +222,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     job, start = args.job, time.time()
+    sys.argv[1:] = [json.dumps(job)]  # records keep the command; folders of a machine mean nothing
     cfg = config_of(job, args.data, args.scratch)
 
     def record(**values: Any) -> None:
@@ -251,6 +252,10 @@ def main() -> None:
     if "tokens" in job:
         stream = TokenStream("val", [stream.read(0, job["tokens"])])
     measure(cfg, model, stream, record, in_full=job.get("in_full", True))
+    if "held_out" in job:
+        other = Dataset.open(Path(job["held_out"])).tokens("val")
+        with autocast(cfg, model.tokens.device):
+            record(held_out=split_loss(model, other, stride=cfg.model.context).loss)
     if "keep" in job:
         pack(run, job["name"], job["keep"], args.out)
     if "benchmarks" in job:

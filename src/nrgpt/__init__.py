@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from .language_model import LanguageModel
     from .model.certificate import Certificate, Finding, Guarantee
     from .model.config import ModelConfig
+    from .model.counts import ParameterCounts
     from .model.energy import EnergyTerm, Readout, register
     from .model.init import normal, ones, parameter, zeros
-    from .model.network import ParameterCounts
     from .model.registry import load_plugin
     from .text_model import TextModel, load
 
@@ -38,7 +38,7 @@ HOMES = {
     "model.config": ("ModelConfig",),
     "model.energy": ("EnergyTerm", "Readout", "register"),
     "model.init": ("normal", "ones", "parameter", "zeros"),
-    "model.network": ("ParameterCounts",),
+    "model.counts": ("ParameterCounts",),
     "model.registry": ("load_plugin",),
     "text_model": ("TextModel", "load"),
 }

@@ -1,4 +1,5 @@
-"""Packages that only some uses need. They are imported where they are used, with ``need``."""
+"""Packages that only some uses need. They are imported where they are used, with ``need``; whoever
+can do without one catches ``MissingExtra``."""
 
 import importlib
 from typing import Any

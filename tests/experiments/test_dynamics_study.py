@@ -22,6 +22,7 @@ FIGURES = {
     "meaning": 1,
     "sampling": 1,
     "readings": 0,
+    "injection": 0,
 }
 
 

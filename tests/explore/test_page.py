@@ -141,6 +141,30 @@ def test_any_text_is_only_a_text(file, chromium, kind):
         assert shown.run("panels[0].record.tokens.length") == 5
 
 
+def test_every_button_without_a_text(file, chromium):
+    """There is nothing to show, and nothing breaks."""
+    with Shown(chromium, f"{file.as_uri()}") as shown:
+        shown.write("")
+        for button in ("generate", "survey", "play", "link", "theme", "compare"):
+            shown.page.click(f"#{button}")
+        shown.settle()
+        assert "type something" in shown.page.inner_text("#notice")
+        shown.write("max(1,2) =")
+        assert shown.page.locator("#stage svg").count() == 2
+
+
+def test_two_alphabets(file, chromium):
+    """The second model can read nothing of the first one's text."""
+    with Shown(chromium, f"{file.as_uri()}#model=shakespeare_certified|listops_settled") as shown:
+        shown.write("To be")
+        assert shown.page.locator("#stage svg").count() == 1
+        told = shown.page.locator("#stage .panel").nth(1).inner_text()
+        assert "can read nothing of the text" in told
+        shown.page.click(".which button >> nth=1")
+        shown.page.click("#generate")
+        assert shown.run("chosen.text") == "To be"
+
+
 def test_by_keyboard_alone(file, chromium):
     with Shown(chromium, file.as_uri()) as shown:
         press = shown.page.keyboard.press
@@ -236,6 +260,8 @@ def test_an_energy_beside_none(chromium, tmp_path):
         assert shown.page.locator("#attention svg").count() == 2
         assert shown.page.locator("#says table").count() == 2
         assert "the other model has none" in shown.page.inner_text("#stage-about")
+        assert "B: The length of the state" in shown.page.inner_text("#curves-about")
+        assert "84,036 parameters, trained with 5 steps" in shown.page.inner_text("#what")
         curves = "panels.map(p => Object.keys(p.record.curves))"
         assert "energy" in shown.run(curves)[0]
         assert "energy" not in shown.run(curves)[1]
@@ -251,6 +277,7 @@ def test_an_energy_beside_none(chromium, tmp_path):
         shown.run("follow(11)")  # from its end and from elsewhere it rolls into different minima
         shown.page.click("#survey")
         shown.page.wait_for_selector("#surface svg", timeout=1000 * patience())
+        assert "towards its start" in shown.page.text_content("#surface svg")
         stars, maps = "#map svg text:has-text('★')", []
         for section, count in (("path", 1), ("minima", 2)):
             shown.page.select_option("#section", section)
@@ -303,6 +330,8 @@ def test_the_followed_token_stays_in_sight(file, chromium):
             shown.page.wait_for_timeout(50)
             box = shown.page.locator(f"#stage .token >> nth={token} >> text").bounding_box()
             assert 0 < box["x"] < 300
+            title = shown.page.locator("#stage .side text").last.bounding_box()
+            assert 0 < title["x"] < 60  # and so does its scale
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from nrgpt import zoo
 from nrgpt.cli import app
 from nrgpt.cli.commands import explore as command
+from nrgpt.dynamics.answers import Answers
 from nrgpt.explore import models
 from nrgpt.train.runs import load_run
 from tests.processes import patience
@@ -101,15 +102,22 @@ def test_questions_that_would_break_it(server, monkeypatch):
 
 def test_answers(server):
     assert question(server, "read", text="max(4")[1]["tokens"] == [5, 1, 11]
-    status, found = question(server, "read", text="max(?")
-    assert status == 400
-    assert "this ListOps knows" in found["error"]
+    status, found = question(server, "read", text="max(?, 12, 4 日本")
+    assert (status, found["tokens"]) == (200, [5, 1, 11])  # as the page itself reads it
+    assert found["unknown"] == ["?", "12", "日", "本"]
     settings = AS_TRAINED | {"word": "max", "weight": 0.5, "steps": 5}
     rolled = question(server, "roll", tokens=[5, 1, 11], settings=settings)[1]
     assert len(rolled["curves"]["own energy"]) == 6
     looks = question(server, "attention", tokens=[5, 1, 11], settings=settings, token=2)[1]["heads"]
     assert [len(looks), len(looks[0]), len(looks[0][0])] == [6, 4, 2]  # strict: not at itself
     assert question(server, "next", tokens=[5, 1, 11], settings=settings)[1]["token"] in range(17)
+
+
+def test_unknown_characters_are_left_out():
+    run = load_run(zoo.folder("shakespeare_certified"))
+    found = Answers(run.model, run.tokenizer, run.encode).read({"text": "To be 🙂 שלום"})
+    assert run.decode(found["tokens"]) == "To be  "
+    assert found["unknown"] == ["🙂", *"שלום"]
 
 
 def test_the_page_of_a_large_model(server, chromium):
@@ -119,9 +127,22 @@ def test_the_page_of_a_large_model(server, chromium):
         assert shown.run("panels[0].record.curves.angle.length") == 31
         shown.run("change(panels[0], { steps: 12 })")
         shown.until("panels[0].record.steps === 12 && computing === 0")
+        shown.write("max(?,4) = 🙂")
+        assert "does not know them: ? 🙂" in shown.page.inner_text("#notice")
         shown.page.click("#generate")
-        shown.until("panels[0].record.tokens.length > 13")
+        shown.until("panels[0].record.tokens.length > 5")
         shown.run("stop()")
+
+
+def test_a_server_that_has_ended(server, chromium):
+    """The page says so."""
+    with Shown(chromium, server.address, offline=False, requests=server.address[:22]) as shown:
+        shown.until("document.querySelectorAll('#attention rect').length > 4")
+        shown.context.set_offline(True)
+        shown.page.click("#generate")
+        shown.until("!isGenerating")
+        assert "is it still running?" in shown.page.inner_text("#notice")
+        shown.complaints[:] = [c for c in shown.complaints if "ERR_INTERNET_DISCONNECTED" not in c]
 
 
 def test_examples_are_texts_that_the_model_knows():

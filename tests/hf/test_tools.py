@@ -145,6 +145,31 @@ def test_exported_for_any_length(own):
         torch.testing.assert_close(program(idx), logits(idx))
 
 
+def test_the_wrapper_is_exported_for_any_batch_and_length():
+    model = wrapped(randomised(config()).float())
+    shape = {0: torch.export.Dim("batch"), 1: torch.export.Dim("tokens", min=3, max=13)}
+    example = {"input_ids": torch.zeros(2, 8, dtype=torch.int64)}
+    example["attention_mask"] = torch.ones_like(example["input_ids"])
+    idx = torch.randint(11, (3, 11))
+    mask = torch.ones_like(idx)
+    mask[0, :4], mask[1, -3:] = 0, 0
+    for names in (["input_ids"], ["input_ids", "attention_mask"]):
+        kwargs = {name: example[name] for name in names}
+        program = torch.export.export(
+            model, (), kwargs, dynamic_shapes=dict.fromkeys(names, shape)
+        ).module()
+        given = dict(zip(names, (idx, mask), strict=False))
+        torch.testing.assert_close(program(**given)["logits"], model(**given).logits)
+
+
+def test_what_is_quantised_is_neither_saved_nor_quantised_again(exported, tmp_path):
+    model = quantise(AutoModelForCausalLM.from_pretrained(exported))
+    with pytest.raises(ValueError, match="for memory only: save the model before"):
+        model.save_pretrained(tmp_path / "saved")
+    with pytest.raises(ValueError, match="quantised already"):
+        quantise(model, "int4")
+
+
 def test_onnx(tmp_path):
     model = randomised(config(block="nrgpt")).float()
     before = copy.deepcopy(model.state_dict())

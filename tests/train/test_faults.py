@@ -241,7 +241,7 @@ def test_a_training_without_fcntl(tmp_path):
         done = finished(longer)
         assert done.returncode == 5, done.stderr
     # The lock of a process that was killed is no lock.
-    done = finished([*hostile, "iterations=2"])
+    done = finished([*hostile, "iterations=6"])
     assert done.returncode == 0, done.stderr
     assert "everything is in run" in done.stdout
 

@@ -1,6 +1,7 @@
 """A training on one's own text, from the command line: one command, which goes on if stopped."""
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 
@@ -125,6 +126,8 @@ def test_data_and_trainings_find_each_other():
     size = Dataset.open(Path("prepared/text")).vocab_size
     here = ["train", "shakespeare_cpu", *SMALL, f"model.vocab_size={size}", "data.task=text"]
     run(*here, "--to", "a")  # the usual place
+    advice = said.split("train on it with ")[1].split("\n")[0]
+    run("train", "shakespeare_cpu", *SMALL, *shlex.split(advice), "--to", "advised")
     Path("prepared/text").rename("prepared/mine")
     run(*here, "data.folder=mine", "--to", "b")  # by name, in NRGPT_DATA
     assert "data.folder" in run(*here, "data.folder=other", "--to", "c", code=2)

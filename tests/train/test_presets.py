@@ -17,7 +17,7 @@ from nrgpt.train.updates import Plain, Recorded, choose_update
 
 def test_every_preset_is_found_by_searching_for_its_name():
     source = Path(presets.__file__).read_text()
-    assert len(presets.PRESETS) == 66
+    assert len(presets.PRESETS) == 71
     for name, make in presets.PRESETS.items():
         assert f'"{name}": (' in source
         assert make.__doc__

@@ -33,6 +33,17 @@ def test_a_grid_runs_every_combination_once(tmp_path, monkeypatch, capsys):
     assert run("model.width=8,16", "seed=0,1", folder=tmp_path / "s") == rows
 
 
+@pytest.mark.parametrize("trials", [None, 2])
+def test_without_a_final_evaluation_estimates_are_compared(tmp_path, capsys, trials):
+    seeds = "seed=0,1" if trials is None else "seed=int(0,1)"
+    rows = run(seeds, "final_evaluation=false", folder=tmp_path / "s", trials=trials)
+    found = [row["best_val_loss_estimate"] for row in rows]
+    assert len(found) == 2
+    assert found == sorted(found)
+    assert f"{found[0]:.4f} (estimate)" in capsys.readouterr().out
+    assert (tmp_path / "s" / "sweep.png").exists()
+
+
 def test_a_grid_goes_on_where_it_stopped(tmp_path, monkeypatch):
     original, calls = sweep.train, []
 

@@ -23,6 +23,9 @@ class TextbookBlock(EnergyBlock):
     ) -> Any:
         return self
 
+    def begin(self, x: Tensor, memory: None = None) -> tuple[Tensor, None]:
+        return x, memory
+
     def move(self, x: Tensor, t: int, memory: None = None, masks: Tensor | None = None) -> Tensor:
         attention, feedforward = self.terms["attention"], self.terms["feedforward"]
         assert isinstance(attention, AttentionEnergy)

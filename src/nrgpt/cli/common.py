@@ -17,6 +17,7 @@ from typer import Argument, Option
 
 from .. import zoo
 from ..files import check_ours, check_writable, missing_folders, refuse_links
+from ..language_model import LanguageModel
 from ..model.registry import load_plugin
 from ..train.checkpoint import CheckpointError
 from ..train.distributed import device_named
@@ -168,6 +169,14 @@ def open_run(run: RunFolder, checkpoint: Checkpoint = None, device: Device = "au
     for fault in loaded.faults:
         print(f"skipped a damaged checkpoint: {fault}", file=sys.stderr)
     return loaded
+
+
+def in_float64(model: LanguageModel) -> LanguageModel:
+    """Apple's GPUs do not have it, so there the CPU takes over."""
+    if model.tokens.device.type == "mps":
+        screen.print("device = 'mps' has no float64: this is computed on the CPU")
+        model = model.cpu()
+    return model.double()
 
 
 def with_options_of(make: Callable[..., Any]) -> Callable[[Callable[..., None]], Any]:

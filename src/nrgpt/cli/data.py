@@ -36,9 +36,11 @@ def report(folder: Path) -> None:
         f"{split} {len(dataset.tokens(split)):,}" for split in dataset.manifest["splits"]
     )
     kind = dataset.tokenizer.kind
+    source = dataset.manifest["source"]
+    task = "shakespeare" if source.get("kind") == "shakespeare" else "text"
     screen.print(
         f"{folder}: tokens: {sizes}; vocabulary {dataset.vocab_size:,} ({kind})\n"
-        f"train on it with data.folder={json.dumps(str(folder))} "
+        f"train on it with data.task={task} data.folder={json.dumps(str(folder))} "
         f"model.vocab_size={dataset.vocab_size}",
         soft_wrap=True, highlight=False,
     )  # fmt: skip

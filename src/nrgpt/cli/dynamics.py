@@ -17,7 +17,7 @@ from ..dynamics.relax import Stop
 from ..dynamics.trajectory import trajectory as watch
 from ..explore.models import certificates
 from ..explore.page import refuse_other_pages
-from ..language_model import LanguageModel
+from ..extras import MissingExtra
 from ..model.network import IGNORED_TARGET
 from ..train.runs import Run
 from .common import (
@@ -26,6 +26,7 @@ from .common import (
     file_to_write,
     folder_for_results,
     folder_to_write,
+    in_float64,
     open_run,
     screen,
     table_of,
@@ -44,14 +45,6 @@ def validation_texts(loaded: Run, count: int) -> tuple[Tensor, Tensor]:
     starts = length * np.arange(count)
     text = stream.windows(starts, length + 1).to(loaded.model.tokens.device)
     return text[:, :-1], text[:, 1:]
-
-
-def in_float64(model: LanguageModel) -> LanguageModel:
-    """Apple's GPUs do not have it, so there the CPU takes over."""
-    if model.tokens.device.type == "mps":
-        screen.print("device = 'mps' has no float64: this is computed on the CPU")
-        model = model.cpu()
-    return model.double()
 
 
 @app.command()
@@ -86,7 +79,7 @@ def trajectory(
     label = token_label(loaded.tokenizer)
     try:
         files = write_figures(seen, folder, label)
-    except ValueError as error:  # without matplotlib there is still the page
+    except MissingExtra as error:  # there is still the page
         files = []
         screen.print(f"no PNG and PDF: {error}", soft_wrap=True, markup=False)
     seen.save(folder / "trajectory.npz")

@@ -18,6 +18,7 @@ from ..explore.models import about, certificates, for_page
 from ..explore.page import page, refuse_other_pages
 from ..explore.server import Server, new_key
 from ..explore.weights import NotForThePage
+from ..extras import MissingExtra
 from ..files import write_atomically
 from ..train.runs import Run, load_run
 from .common import (
@@ -27,6 +28,7 @@ from .common import (
     file_to_write,
     folder_for_results,
     folder_to_write,
+    in_float64,
     open_run,
     screen,
     table_of,
@@ -174,7 +176,7 @@ def landscape(
     nrgpt landscape zoo:shakespeare_certified --text 'To be, or not' --token 5
     """
     text = told(loaded, "", None)["examples"][0] if text is None else text
-    tokens, model = loaded.encode(text), loaded.model.double()
+    tokens, model = loaded.encode(text), in_float64(loaded.model)
     _ = model.energy_block  # raises for a baseline
     if not tokens:
         raise ValueError(f"--text {text!r}: there is no token in it")
@@ -207,13 +209,23 @@ def landscape(
 def draw(found: Survey, folder: Path) -> list[Path]:
     """The maps, and the way over the pass, as PNG and PDF; nothing without matplotlib."""
     way, minima, sections = found.way, found.found.minima, found.sections
+    names = [f"minimum {i + 1}" for i in found.shown]
+    across = f"towards {names[0]} →"
     try:
-        files = save(slice_figure(sections["path"], way, minima[[found.below]]), folder / "map")
-    except ValueError as error:
+        directions = (across, "towards its start →")
+        figure = slice_figure(
+            sections["path"], way, minima[[found.below]], names=names, directions=directions
+        )
+        files = save(figure, folder / "map")
+    except MissingExtra as error:
         screen.print(f"no PNG and PDF: {error}", soft_wrap=True, markup=False)
         return []
     if found.between is not None:
-        both = slice_figure(sections["minima"], way, minima[found.shown], found.saddle)
-        files += save(both, folder / "minima")
-        files += save(path_figure(found.between), folder / "path")
+        directions = (across, f"towards {names[1]} →")
+        figure = slice_figure(
+            sections["minima"], way, minima[found.shown], found.saddle,
+            names=names, directions=directions,
+        )  # fmt: skip
+        files += save(figure, folder / "minima")
+        files += save(path_figure(found.between, (names[0], names[1])), folder / "path")
     return files

@@ -36,9 +36,7 @@ COMMANDS = {
     "evaluate": (
         "Loss on every token of a split, ListOps accuracy, text metrics, tasks of lm-eval."
     ),
-    "verify": (
-        "Check every file of a run: is it as it was written? (For datasets: nrgpt data verify.)"
-    ),
+    "verify": ("Check every file of a run or an export: is it as it was written?"),
     "serve": (
         "Serve a model over HTTP, as OpenAI's completions: /v1/completions, /v1/models, /health."
     ),

@@ -2,7 +2,11 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal, get_args
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ..check import check, check_choice
 from ..extras import need
@@ -21,7 +25,12 @@ TRAINED_ON = 200_000_000
 
 
 def tokenizer_for(
-    choice: str, texts: Callable[[], Iterable[str]], size: int | None, vocabulary: int | None = None
+    choice: str,
+    texts: Callable[[], Iterable[str]],
+    size: int | None,
+    vocabulary: int | None = None,
+    *,
+    progress: bool = False,
 ) -> Tokenizer:
     """A tokenizer for ``texts``, documents that may be read more than once; ``size`` in bytes, if
     known. auto: characters for a small text that has few of them, else byte pairs."""
@@ -34,10 +43,23 @@ def tokenizer_for(
         return GPT2Tokenizer()
     is_small = choice == "auto" and vocabulary is None and size is not None and size <= SMALL
     if choice == "characters" or is_small:
-        found = characters(texts())
+        with at_work("reading all characters", progress):
+            found = characters(texts())
         if choice == "characters" or found.vocab_size <= MOST_CHARACTERS:
             return found
-    return byte_pairs(texts(), vocabulary or usual_vocabulary(size))
+    with at_work("learning byte pairs", progress):
+        return byte_pairs(texts(), vocabulary or usual_vocabulary(size))
+
+
+@contextmanager
+def at_work(what: str, progress: bool) -> Iterator[None]:
+    """A bar without an end, on terminals: how much is left is not known."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    is_shown = progress and console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=not is_shown) as bar:
+        bar.add_task(what, total=None)
+        yield
 
 
 def characters(texts: Iterable[str]) -> SymbolTokenizer:

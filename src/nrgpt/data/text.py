@@ -75,7 +75,8 @@ def prepare_text(
     total = sum(path.stat().st_size for path in sources)
     if isinstance(tokenizer, str):
         texts = lambda: (document.text for document in documents())  # noqa: E731
-        tokenizer = tokenizer_for(tokenizer, texts, total, vocabulary)
+        shown = {"progress": options.get("progress", True)}
+        tokenizer = tokenizer_for(tokenizer, texts, total, vocabulary, **shown)
     facts = {"kind": "text", "files": files}
     prepare_documents(Source(documents), folder, facts, total, tokenizer=tokenizer, **options)
 
@@ -101,7 +102,8 @@ def prepare_hub(
     source = HubSource(name, split, field)
     if isinstance(tokenizer, str):
         texts = lambda: (document.text for document in source.documents())  # noqa: E731
-        tokenizer = tokenizer_for(tokenizer, texts, None, vocabulary)
+        shown = {"progress": options.get("progress", True)}
+        tokenizer = tokenizer_for(tokenizer, texts, None, vocabulary, **shown)
     facts = {"kind": "hub", "name": name, "split": split}
     prepare_documents(source, folder, facts, source.rows, tokenizer=tokenizer, **options)
 

@@ -209,10 +209,14 @@ def unknown_part(text: str, backend: Any) -> str:
     vocabulary = backend.get_vocab()
     shown = text if backend.normalizer is None else backend.normalizer.normalize_str(text)
     parts = backend.pre_tokenizer.pre_tokenize_str(shown) if backend.pre_tokenizer else []
-    unknown = next((part for part, _ in parts if part not in vocabulary), text)
-    at = text.find(unknown.strip())
+    unknown, at = next(
+        ((part, span[0]) for part, span in parts if part not in vocabulary), (text, 0)
+    )
+    unknown = unknown.strip() or unknown
+    if shown != text:  # places are those of the normalised text
+        at = text.find(unknown) if text.count(unknown) == 1 else -1
     place = f" at position {at}" if at >= 0 else ""
-    return f"{unknown.strip() or unknown!r}{place} is not in this vocabulary"
+    return f"{unknown!r}{place} is not in this vocabulary"
 
 
 @functools.cache

@@ -1,6 +1,7 @@
 """What the explorer's page asks of Python when its model is too large for the page: the same
 questions that static/engine.js and static/landscape.js answer for small ones."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,7 @@ from .survey import survey
 from .trajectory import trajectory
 
 MOST_STEPS = 1_000
+WORDS = re.compile(r"<end>|[A-Za-z_]+|\d+|.", re.DOTALL)
 
 
 class Answers:
@@ -37,26 +39,26 @@ class Answers:
         """``encode``: how texts are read, if not by the tokenizer alone."""
         self.model, self.label = model, token_label(tokenizer)
         self.encode = encode or tokenizer.encode
-        self.is_characters = getattr(tokenizer, "is_characters", False)
+        self.is_characters = tokenizer.kind == "characters"
         self.force: float | None = None
 
     def by_name(self) -> dict[str, Answer]:
         return {name: getattr(self, name) for name in self.QUESTIONS}
 
     def read(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """The tokens of a text, without the characters that the model does not know."""
-        text, unknown = str(asked["text"]), []
-        if self.is_characters:
-            unknown = [c for c in dict.fromkeys(text) if not self.knows(c)]
-            text = "".join(c for c in text if c not in unknown)
-        tokens = self.encode(text)
+        """The tokens of a text, without the characters or words that the model does not know."""
+        text = str(asked["text"])
+        parts = list(text) if self.is_characters else WORDS.findall(text)
+        unknown = [] if self.knows(text) else [p for p in dict.fromkeys(parts) if not self.knows(p)]
+        tokens = self.encode("".join(part for part in parts if part not in unknown))
         return {"tokens": tokens, "unknown": unknown, "texts": self.texts(tokens)}
 
-    def knows(self, character: str) -> bool:
+    def knows(self, text: str) -> bool:
         try:
-            return bool(self.encode(character))
+            self.encode(text)
         except ValueError:
             return False
+        return True
 
     def roll(self, asked: dict[str, Any]) -> dict[str, Any]:
         model, idx, extra, steps = self.under(asked)

@@ -43,9 +43,12 @@ def slice_figure(
     trajectory: Tensor | None = None,
     minima: Tensor | None = None,
     saddle: Tensor | None = None,
+    *,
+    names: Sequence[str] = (),
+    directions: tuple[str, str] = ("first direction", "second direction"),
 ) -> "Figure":
-    """A map of a plane through a landscape. A token's path, some minima and the pass between them
-    can be drawn on it, projected onto the plane if they are not in it."""
+    """A map of a plane through a landscape. A token's path, some minima, which may have names, and
+    the pass between them can be drawn on it, projected onto the plane if they are not in it."""
     figure = new_figure(6, 5)
     axis = figure.subplots()
     at, energy = found.axis.cpu().numpy(), found.energy.cpu().numpy()
@@ -55,6 +58,9 @@ def slice_figure(
     if minima is not None:
         x, y = found.place(minima).T.cpu().numpy()
         axis.plot(x, y, "*", color="orange", markersize=12, label="minima")
+        for name, place in zip(names, zip(x, y, strict=True), strict=False):
+            axis.annotate(name, place, (0, 9), textcoords="offset points", ha="center",
+                          color="white", fontsize=9)  # fmt: skip
     if saddle is not None:
         x, y = found.place(saddle[None]).T.cpu().numpy()
         axis.plot(x, y, "X", color="white", markeredgecolor="black", label="pass")
@@ -67,20 +73,20 @@ def slice_figure(
         figure.legend(
             loc="outside upper center", fontsize=8, ncols=5, facecolor="lightgrey", framealpha=1
         )
-    axis.set(xlabel="first direction", ylabel="second direction", aspect="equal")
+    axis.set(xlabel=directions[0], ylabel=directions[1], aspect="equal")
     axis.set(xlim=(at[0], at[-1]), ylim=(at[0], at[-1]))
     return figure
 
 
-def path_figure(path: EnergyPath) -> "Figure":
-    """Energy along a path of least energy."""
+def path_figure(path: EnergyPath, names: tuple[str, str] = ("the left", "the right")) -> "Figure":
+    """Energy along a path of least energy, from one of these to the other."""
     figure = new_figure(6, 3.5)
     axis = figure.subplots()
     lengths = path.points.diff(dim=0).norm(dim=-1).cumsum(0).cpu()
     axis.plot([0.0, *lengths.tolist()], path.energy.cpu(), "o-", markersize=4)
     axis.axhline(float(path.energy.max()), color="black", linestyle=":", linewidth=1)
     axis.set(xlabel="distance along the path", ylabel="energy")
-    up = f"up {path.barrier:.3g} from the left, {path.barrier_back:.3g} from the right"
+    up = f"up {path.barrier:.3g} from {names[0]}, {path.barrier_back:.3g} from {names[1]}"
     axis.set_title(up, fontsize=10)
     axis.grid(alpha=0.3)
     return figure

@@ -157,7 +157,7 @@ class Langevin(Solver):
         moved = torch.ones_like(here.energy, dtype=torch.bool)
         if self.heat.metropolis:
             moved = self.heat.accepts(surface, here, at(u, field.look(state(u), t)), move)
-        self.accepted.append(moved.double().mean().item())
+        self.accepted.append(moved.float().mean().item())
         return torch.where(moved.unsqueeze(-1), state(u), x)
 
 

@@ -197,5 +197,6 @@ def across(first: Tensor, v: Tensor) -> float:
 
 def says(label: Label, said: Tensor, chances: Tensor) -> str:
     """The likeliest tokens, with their probabilities."""
-    likeliest = zip(said.tolist(), chances.tolist(), strict=True)
-    return ", ".join(f"{visible(label(n))} {100 * p:.0f} %" for n, p in list(likeliest)[:3])
+    likeliest = list(zip(said.tolist(), chances.tolist(), strict=True))[:3]
+    told = [(n, f"{100 * p:.0f}") for n, p in likeliest]
+    return ", ".join(f"{visible(label(n))} {p} %" for n, p in told if p != "0")

@@ -68,4 +68,4 @@ def score(logits: Tensor, continuation: Sequence[int]) -> tuple[float, bool]:
     logits = logits if logits.dtype == torch.float64 else logits.float()
     tokens = torch.tensor(continuation, device=logits.device)
     chosen = logits.log_softmax(-1).gather(1, tokens[:, None])
-    return chosen.double().sum().item(), torch.equal(logits.argmax(-1), tokens)
+    return chosen.cpu().double().sum().item(), torch.equal(logits.argmax(-1), tokens)

@@ -37,7 +37,7 @@ def look(run: Run, texts: Sequence[str], *, steps: int | None, batch_size: int) 
     for begin in track(starts, "energies of sentences", disable=len(starts) < 2):
         rows = order[begin : begin + batch_size]
         tokens = [torch.tensor(encoded[i][-model.cfg.context - 1 :]) for i in rows]
-        lengths = torch.tensor([len(t) - 1 for t in tokens], device=model.tokens.device)
+        lengths = torch.tensor([len(t) - 1 for t in tokens])
         whole = pad_sequence(tokens, batch_first=True).to(model.tokens.device)
         idx, targets = whole[:, :-1], whole[:, 1:]
         states = model.states(idx, steps=steps, dropout=False)
@@ -45,9 +45,9 @@ def look(run: Run, texts: Sequence[str], *, steps: int | None, batch_size: int) 
         for x in states:  # noqa: B007
             pass
         energies = torch.stack(list(model.energies(x, start=start).values())).sum(0)
-        there = torch.arange(idx.shape[1], device=idx.device) < lengths[:, None]
+        there = torch.arange(idx.shape[1]) < lengths[:, None]
         chosen = model.readout(x).float().log_softmax(-1).gather(-1, targets[..., None])[..., 0]
-        sums = [(value.double() * there).sum(1) for value in (chosen, energies)]
+        sums = [(value.cpu().double() * there).sum(1) for value in (chosen, energies)]
         for i, likelihood, energy, length in zip(rows, *sums, lengths, strict=True):
             found[i] = Sentence(likelihood.item(), energy.item(), (energy / length).item())
     return [found[i] for i in range(len(texts))]

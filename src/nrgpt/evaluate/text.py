@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from rich.progress import track
 from rich.table import Table
 
-from ..extras import need
+from ..extras import MissingExtra, need
 from ..interop.weights import check_folder
 from ..measure.listops import empty_table
 from .grammar import grammar, sentences
@@ -211,7 +211,7 @@ def sentence_similarity(device: str = "cpu") -> Measure:
         library = need("sentence_transformers", "similarity of sentences")
         try:
             embedder = need(OFFLINE_EMBEDDER, "").load_model(device=device)
-        except ImportError:
+        except MissingExtra:
             try:
                 embedder = library.SentenceTransformer(EMBEDDER, device=device)
             except OSError as error:

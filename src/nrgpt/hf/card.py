@@ -2,13 +2,13 @@
 
 import json
 import re
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
+from ..extras import MissingExtra
 from ..files import read_sealed
 from ..train.runs import Run
 
@@ -171,8 +171,6 @@ def facts(run: Run) -> dict[str, str]:
 def draw_energies(run: Run, path: Path) -> str:
     """Draw the figure and return the lines of the card that show it. Empty if matplotlib is not
     installed, or if the run's dataset is missing and cannot be made again."""
-    if find_spec("matplotlib") is None:
-        return ""
     from ..dynamics.figures import energy_figure, save
     from ..dynamics.trajectory import trajectory
 
@@ -183,7 +181,10 @@ def draw_energies(run: Run, path: Path) -> str:
         return ""
     idx = torch.tensor([tokens], device=run.model.tokens.device)
     seen = trajectory(run.model, idx, steps=2 * run.cfg.model.steps)
-    save(energy_figure(seen), path, ("png",))
+    try:
+        save(energy_figure(seen), path, ("png",))
+    except MissingExtra:
+        return ""
     return (
         f"![Energies over the steps]({path.name})\n\nEnergies of {len(tokens)} validation tokens "
         "over twice as many steps as in training (dotted line).\n\n"

@@ -78,6 +78,11 @@ class NRGPTPreTrainedModel(PreTrainedModel):
     ) -> None:
         """Also writes the code that ``trust_remote_code`` needs. (If the model was itself loaded
         from such code, transformers copies the files.)"""
+        if any(".parametrizations." in name for name, _ in self.named_parameters()):
+            raise ValueError(
+                "quantised weights, and those of as_linear, are for memory only: save the model "
+                "before, or after as_parameters, and quantise it again when it is loaded"
+            )
         if options.get("is_main_process", True):
             forget_checksums(Path(save_directory))
         super().save_pretrained(save_directory, **options)
@@ -128,14 +133,16 @@ class NRGPTPreTrainedModel(PreTrainedModel):
             raise ValueError(f"input_ids has shape {shape}; it must be (batch, tokens), not empty")
         if past is None and use_cache:
             past = NRGPTCache(model.cfg.context)
-        wanted = (len(input_ids), input_ids.shape[1] + (0 if past is None else past.columns))
+        rows, columns = input_ids.shape
+        wanted = (rows, columns + (0 if past is None else past.columns))
         if attention_mask is not None and attention_mask.shape != wanted:
             raise ValueError(
                 f"attention_mask has shape {tuple(attention_mask.shape)}; it must have {wanted}: "
                 "0 for padding, 1 for text, including the tokens in the cache"
             )
         aligned = align(input_ids, attention_mask)
-        self.check_lengths(aligned, past)
+        if past is not None or not torch.compiler.is_compiling():  # a graph is for any batch
+            self.check_lengths(aligned, past)
         wants_states = output_hidden_states
         if wants_states is None:
             wants_states = self.config.output_hidden_states
@@ -164,7 +171,7 @@ class NRGPTPreTrainedModel(PreTrainedModel):
 
     def check_lengths(self, aligned: Aligned, past: NRGPTCache | None) -> None:
         """Every text needs a token, and no prompt may be longer than the context."""
-        counts = aligned.counts
+        counts = aligned.counts()
         before = past.keys.lengths if past is not None and past.columns else None
         if before is not None and len(before) != len(counts):
             raise ValueError(f"input_ids has {len(counts)} rows; the cache {len(before)}")
@@ -191,7 +198,8 @@ class NRGPTPreTrainedModel(PreTrainedModel):
         if plans is None or torch.is_grad_enabled():  # with gradients, weights may change
             plans = model.plan(stacked=not torch.is_grad_enabled())
             past.plans = None if torch.is_grad_enabled() else plans
-        idx, counts = aligned.idx, aligned.counts
+        idx, counts = aligned.idx, aligned.counts()
+        new_counts = counts
         new = [row[:count] for row, count in zip(idx.tolist(), counts, strict=True)]
         is_cut = past.append(new, (idx if aligned.real is None else aligned.real).shape[1])
         if is_cut:  # compute all keys again
@@ -205,7 +213,7 @@ class NRGPTPreTrainedModel(PreTrainedModel):
         past.keys.end(counts)
         if not is_cut:
             return x
-        first = torch.tensor(counts) - torch.tensor(aligned.counts)
+        first = torch.tensor(counts) - torch.tensor(new_counts)
         places = first[:, None] + torch.arange(aligned.idx.shape[1])
         places = places.clamp(max=x.shape[1] - 1).to(self.device)
         return x.gather(1, places[..., None].expand(-1, -1, x.shape[2]))

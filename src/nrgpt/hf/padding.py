@@ -14,9 +14,14 @@ class Aligned(NamedTuple):
     """Real tokens on the left. Without padding, ``real`` and ``column`` are None."""
 
     idx: Tensor  # (batch, as many tokens as the longest text has)
-    counts: list[int]  # real tokens in each row
-    real: Tensor | None  # which tokens of input_ids are not padding
-    column: Tensor | None  # where each token of input_ids went
+    real: Tensor | None = None  # which tokens of input_ids are not padding
+    column: Tensor | None = None  # where each token of input_ids went
+
+    def counts(self) -> list[int]:
+        """Real tokens in each row; all of them where the text is not known yet."""
+        if self.real is None or torch.compiler.is_compiling():
+            return [self.idx.shape[1]] * self.idx.shape[0]
+        return [int(count) for count in self.real.sum(1).tolist()]
 
     def back(self, values: Tensor, *, goes_on: bool = False) -> Tensor:
         """(batch, aligned tokens, ...) -> (batch, tokens, ...), 0 for padding; or, if the text
@@ -39,16 +44,15 @@ class Aligned(NamedTuple):
 
 def align(input_ids: Tensor, attention_mask: Tensor | None) -> Aligned:
     """``attention_mask`` may also cover earlier tokens, in a cache."""
-    rows, tokens = input_ids.shape
-    real = None if attention_mask is None else attention_mask[:, -tokens:].bool()
+    real = None if attention_mask is None else attention_mask[:, -input_ids.shape[1] :].bool()
     is_compiling = torch.compiler.is_compiling()  # then what a mask holds must not decide anything
     if real is None or (not is_compiling and bool(real.all())):
-        return Aligned(input_ids, [tokens] * rows, None, None)
+        return Aligned(input_ids)
     order = (~real).int().argsort(dim=1, stable=True)  # real tokens first, in their order
     if is_compiling:
         idx = input_ids.masked_fill(~real, 0).gather(1, order)
-        return Aligned(idx, [tokens] * rows, real, order.argsort(dim=1))
-    counts = real.sum(1).tolist()
+        return Aligned(idx, real, order.argsort(dim=1))
+    longest = max(1, int(real.sum(1).max()))
     # Padding may be any number, even one outside the vocabulary.
-    idx = input_ids.masked_fill(~real, 0).gather(1, order)[:, : max(1, *counts)]
-    return Aligned(idx, counts, real, order.argsort(dim=1))
+    idx = input_ids.masked_fill(~real, 0).gather(1, order)[:, :longest]
+    return Aligned(idx, real, order.argsort(dim=1))

@@ -31,6 +31,10 @@ def quantise(model: Model, kind: Kind = "int8", names: Collection[str] | None = 
     """Quantise the matrices of the blocks, or those of these names, in place, for inference."""
     check_choice("kind", kind, get_args(Kind))
     need("torchao", "quantise()", "quantise")
+    if linears(model):
+        raise ValueError(
+            "the model is quantised already, or as_linear has changed it: load it anew"
+        )
     chosen = matrices(model) if names is None else set(names)
     model.requires_grad_(False)
     as_linear(model, chosen)

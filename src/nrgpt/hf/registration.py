@@ -2,7 +2,7 @@
 
 ``import nrgpt`` must stay light, so it only adds a watcher to Python's import machinery. As soon as
 transformers has loaded its table of configurations, ours is added to it. The models follow once the
-table of models, and the modules that models need, have been loaded.
+table of models, and the modules that models need, have been loaded; the tokenizer likewise.
 """
 
 import importlib.abc
@@ -13,7 +13,14 @@ from types import ModuleType
 
 CONFIGS = "transformers.models.auto.configuration_auto"
 MODELS = "transformers.models.auto.modeling_auto"
-WATCHED = (CONFIGS, MODELS, "transformers.modeling_utils", "transformers.generation.utils")
+TOKENIZERS = "transformers.models.auto.tokenization_auto"
+WATCHED = (
+    CONFIGS,
+    MODELS,
+    TOKENIZERS,
+    "transformers.modeling_utils",
+    "transformers.generation.utils",
+)
 
 
 class Watcher(importlib.abc.MetaPathFinder):
@@ -56,6 +63,14 @@ class Watcher(importlib.abc.MetaPathFinder):
             from .configuration import NRGPTConfig
 
             AutoConfig.register("nrgpt", NRGPTConfig, exist_ok=True)
+        if TOKENIZERS in there - self.done and not self.under_way:
+            self.done.add(TOKENIZERS)
+            from transformers import AutoTokenizer
+
+            from .configuration import NRGPTConfig
+            from .tokenization import NRGPTTokenizer
+
+            AutoTokenizer.register(NRGPTConfig, tokenizer_class=NRGPTTokenizer, exist_ok=True)
         if MODELS in there - self.done and not self.under_way:
             self.done.add(MODELS)
             from transformers import AutoModel, AutoModelForCausalLM

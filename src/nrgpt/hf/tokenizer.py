@@ -4,17 +4,15 @@ import itertools
 
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
-from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from ..data.tokenizer import END_OF_TEXT, FastTokenizer, GPT2Tokenizer, SymbolTokenizer, Tokenizer
+from .tokenization import NRGPTTokenizer
 
 END, PAD = "<end>", "<pad>"
 
 
-def fast_tokenizer(
-    tokenizer: Tokenizer, context: int, *, lisp: bool = False
-) -> PreTrainedTokenizerFast:
+def fast_tokenizer(tokenizer: Tokenizer, context: int, *, lisp: bool = False) -> NRGPTTokenizer:
     """Pads on the left, as generation needs it. As in our own tokenizers, a symbol that is not in
     the vocabulary is an error. ``lisp`` is ListOps' notation."""
     end: str | None = None
@@ -30,7 +28,7 @@ def fast_tokenizer(
             end = backend.id_to_token(tokenizer.end_of_text)
     else:
         raise ValueError(f"{type(tokenizer).__name__} has no counterpart in Hugging Face's tools")
-    return PreTrainedTokenizerFast(
+    return NRGPTTokenizer(
         tokenizer_object=backend,
         model_max_length=context,
         padding_side="left",

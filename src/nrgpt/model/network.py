@@ -1,8 +1,6 @@
 """The network: embed, T steps, head. One loop for NRGPT and every baseline."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +14,7 @@ from .block import Block, EnergyBlock, Steps
 from .candidate import CandidateBlock
 from .certificate import Certificate, Finding, Guarantee
 from .config import ModelConfig
+from .counts import ParameterCounts, count_parameters
 from .init import head, initialise, normal, parameter, zeros
 from .norm import NoNorm, make_norm
 from .past import Memory
@@ -23,17 +22,6 @@ from .prelude import Prelude
 from .sequence import SequenceBlock
 from .step import Extra
 from .transformer import ParallelBlock, SequentialBlock
-
-
-@dataclass(frozen=True)
-class ParameterCounts:
-    """Trainable parameters. ``groups`` sum to ``total``, which is ``tied`` or ``untied``: the
-    counts with and without sharing the token embedding with the head."""
-
-    groups: dict[str, int]
-    total: int
-    tied: int
-    untied: int
 
 
 def make_blocks(cfg: ModelConfig) -> nn.ModuleList:
@@ -373,18 +361,4 @@ class Network(nn.Module):
         return self.energy_block.guarantees(extra)
 
     def parameter_counts(self) -> ParameterCounts:
-        groups: Counter[str] = Counter()
-        for name, p in self.named_parameters():
-            if p.requires_grad:
-                groups[group_of(name)] += p.numel()
-        total = sum(groups.values())
-        if self.cfg.tied:
-            return ParameterCounts(dict(groups), total, total, total + self.tokens.numel())
-        return ParameterCounts(dict(groups), total, total - self.tokens.numel(), total)
-
-
-def group_of(parameter: str) -> str:
-    """blocks.3.attention.W_Q -> attention; head_bias -> head; final_norm.gamma -> final_norm."""
-    parts = [p for p in parameter.split(".") if p not in ("blocks", "energy", "terms")]
-    group = next(p for p in parts if not p.isdigit())
-    return {"head_bias": "head", "norm_1": "norm", "norm_2": "norm"}.get(group, group)
+        return count_parameters(self.named_parameters(), self.tokens.numel(), tied=self.cfg.tied)

@@ -86,7 +86,7 @@ class ConstantRate(Rate):
     @torch.no_grad()
     def guarantee(self, norm: Norm) -> Finding:
         part = f"rate {type(self).__name__}"
-        matrices = self.matrices(norm).double()
+        matrices = self.matrices(norm).cpu().double()  # Apple's GPUs have no float64
         if not torch.isfinite(matrices).all():
             return Finding(part, Guarantee.NONE, "eta is not finite")
         if norm.gamma is None:
@@ -112,7 +112,7 @@ def is_semidefinite(eta: Tensor, norm: Norm) -> bool:
 def is_multiple_of_gamma(eta: Tensor, norm: Norm) -> bool:
     """Whether eta = c Gamma with one c > 0, entry by entry, to the rounding of float32."""
     assert norm.gamma is not None
-    gamma = norm.gamma.double()
+    gamma = norm.gamma.cpu().double()
     off_diagonal = eta - eta.diagonal().diag()
     c = (eta.diagonal() @ gamma) / (gamma @ gamma)
     fits = (eta.diagonal() - c * gamma).abs() <= 1e-6 * (c * gamma).abs()

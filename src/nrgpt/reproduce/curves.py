@@ -6,14 +6,16 @@ from typing import Any
 import numpy as np
 
 from ..dynamics.figures import new_figure
-from .records import Record
 from .tables import Row
 
 
-def curves(rows: Sequence[Row], records: Mapping[str, Record], colours: Mapping[str, str]) -> Any:
-    """Above: losses against tokens, FLOPs and seconds; estimates on validation data, and faintly
-    the losses of the batches, which are the same for all models. Below: the end of it, on an axis
-    that shows differences of 0.02; diamonds are losses on the whole split."""
+def curves(
+    rows: Sequence[Row], metrics: Mapping[str, Sequence[Row]], colours: Mapping[str, str]
+) -> Any:
+    """``metrics`` are the lines of each case, with seconds. Above: losses against tokens, FLOPs and
+    seconds; estimates on validation data, and faintly the losses of the batches, which are the same
+    for all models. Below: the end of it, on an axis that shows differences of 0.02; diamonds are
+    losses on the whole split."""
     figure = new_figure(13, 8)
     from matplotlib.ticker import MultipleLocator
 
@@ -23,7 +25,7 @@ def curves(rows: Sequence[Row], records: Mapping[str, Record], colours: Mapping[
     for row in rows:
         if "error" in row:
             continue
-        entries = records[row["case"]].read("metrics.jsonl")
+        entries = metrics[row["case"]]
         style = "--" if "as many" in row["model"] else "-"
         for key, look in (
             ("val_loss", {"marker": "o", "markersize": 3}),

@@ -167,7 +167,8 @@ def reproduce(
     files = []
     for (recipe,) in grouped(rows, "recipe"):
         own = [row for row in rows if row["recipe"] == recipe]
-        files += save(curves(own, read(to), COLOURS), to / f"losses-{recipe}", ("png",))
+        metrics = {case: record.read("metrics.jsonl") for case, record in read(to).items()}
+        files += save(curves(own, metrics, COLOURS), to / f"losses-{recipe}", ("png",))
         files.append(write_text(to / f"table-{recipe}.md", loss_table(own, recipe)))
         files.append(write_text(to / f"samples-{recipe}.md", side_by_side(own)))
         if any("mmlu" in row for row in own):

@@ -294,10 +294,12 @@ def chosen_tokens(jobs: Sequence[Job], logits: Tensor) -> Tensor:
         if sampling.temperature == 0:
             chosen[rows] = sampling.choose(some, said, None)
             continue
-        ends = sampling.probabilities(some, said).double().cumsum(-1)
+        # On the CPU, since Apple's GPUs have no float64.
+        ends = sampling.probabilities(some, said).cpu().double().cumsum(-1)
         drawn = torch.tensor([[jobs[row].dice.random()] for row in rows], dtype=torch.float64)
-        places = torch.searchsorted(ends, drawn.to(ends.device) * ends[:, -1:], right=True)
-        chosen[rows] = places[:, 0].clamp(max=logits.shape[-1] - 1)
+        places = torch.searchsorted(ends, drawn * ends[:, -1:], right=True)
+        last = logits.shape[-1] - 1
+        chosen[rows] = places[:, 0].clamp(max=last).to(chosen.device)
     return chosen
 
 

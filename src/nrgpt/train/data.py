@@ -133,7 +133,10 @@ def check_identity(cfg: DataConfig, dataset: Dataset) -> None:
     kind = "listops" if "listops" in source else source.get("kind")
     is_text = cfg.task == "text" and kind != "listops"
     if kind != cfg.task and not is_text:
-        raise ValueError(f"data.folder: {dataset.folder} holds {kind}, not {cfg.task} as data.task")
+        way_out = "; add data.task=text" if kind in ("text", "hub") else ""
+        raise ValueError(
+            f"data.folder: {dataset.folder} holds {kind}, not {cfg.task} as data.task{way_out}"
+        )
     if kind == "listops":
         wanted = json.loads(json.dumps(dataclasses.asdict(cfg.listops)))
         differ = [

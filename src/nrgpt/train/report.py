@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column
 
 from ..dynamics.figures import new_figure
-from ..extras import need
+from ..extras import MissingExtra, need
 from ..files import write_atomically
 from .config import TrainConfig
 from .metrics import Metrics, read_metrics
@@ -126,7 +126,7 @@ def plot_losses(run: Path) -> None:
     """RUN/losses.png, if matplotlib is installed."""
     try:
         figure = new_figure(7, 4)
-    except ValueError:
+    except MissingExtra:
         return
     axis = figure.subplots()
     styles: dict[str, dict[str, Any]] = {

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..check import check
+from ..extras import need
 from ..files import InUse, locked
 from .faults import Interrupt, TrainingError
 from .overrides import parse
@@ -125,14 +126,11 @@ def propose(trial: Any, key: str, values: list[str]) -> Any:
 
 
 def open_study(name: str, url: str) -> Any:
-    try:
-        import optuna
-        from sqlalchemy.exc import SQLAlchemyError
-    except ImportError:
-        raise ValueError("--trials needs Optuna: pip install 'nrgpt[sweep]'") from None
+    optuna = need("optuna", "--trials", "sweep")
+    database_error = need("sqlalchemy.exc", "--trials", "sweep").SQLAlchemyError
     try:
         return optuna.create_study(study_name=name, storage=url, load_if_exists=True)
-    except (SQLAlchemyError, optuna.exceptions.OptunaError) as error:
+    except (database_error, optuna.exceptions.OptunaError) as error:
         said = str(error).splitlines()[0]
         raise ValueError(
             f"{url!r} cannot be used as a record of trials ({said}); choose another --storage, or "
@@ -141,8 +139,5 @@ def open_study(name: str, url: str) -> Any:
 
 
 def url_of(path: Path) -> str:
-    try:
-        from sqlalchemy.engine import URL
-    except ImportError:
-        raise ValueError("--trials needs Optuna: pip install 'nrgpt[sweep]'") from None
-    return URL.create("sqlite", database=str(path)).render_as_string(hide_password=False)
+    URL = need("sqlalchemy.engine", "--trials", "sweep").URL
+    return str(URL.create("sqlite", database=str(path)).render_as_string(hide_password=False))

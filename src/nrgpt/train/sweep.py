@@ -7,6 +7,7 @@ of finished runs are read, unfinished runs go on, the others follow.
 import hashlib
 import itertools
 import json
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,6 +31,7 @@ from .updates import by_shape
 
 screen = Console(markup=False, emoji=False)
 OBJECTIVE = "val_loss_full"
+ESTIMATE = "best_val_loss_estimate"
 RESULTS = "results.jsonl"
 Choices = dict[str, list[str]]
 
@@ -58,12 +60,19 @@ def run_sweep(
         rows = run_grid(cfg, choices, folder, packed, skip_impossible=grid is not None)
     else:
         rows = run_search(name, cfg, choices, folder, trials, storage)
-    rows.sort(key=lambda row: row[OBJECTIVE] if row[OBJECTIVE] is not None else float("inf"))
+    rows.sort(key=lambda row: math.inf if (loss := loss_of(row)) is None else loss)
     write_atomically(folder / RESULTS, "".join(json.dumps(row) + "\n" for row in rows))
     varied = [key for key, values in choices.items() if len(values) > 1 or RANGE.match(values[0])]
     show(rows, varied)
     plot(rows, varied, folder / "sweep.png")
     return rows
+
+
+def loss_of(row: Row) -> float | None:
+    """What runs are compared by: the loss on the whole split or, with final_evaluation = false, the
+    best of the estimates made while training. None for a run that has no loss."""
+    loss: float | None = row[OBJECTIVE] if OBJECTIVE in row else row[ESTIMATE]
+    return loss
 
 
 def refuse_other_folders(folder: Path) -> None:
@@ -178,7 +187,7 @@ def run_search(
             row = {**chosen, OBJECTIVE: None, "error": str(error), "impossible": True}
             return {**row, "run": run.name}, None
         row = run_one(cfg, chosen, run)
-        return row, row[OBJECTIVE]
+        return row, loss_of(row)
 
     rows = search(name, choices, carry_out, folder, seed=cfg.seed, trials=trials, storage=storage)
     impossible = [row["error"] for row in rows if row.get("impossible")]
@@ -206,15 +215,16 @@ def show(rows: list[Row], varied: list[str]) -> None:
     table = Table("run", *varied, "validation loss", "parameters")
     for row in rows:
         last = ["not possible" if row.get("impossible") else "not finite", ""]
-        if row[OBJECTIVE] is not None:
-            last = [f"{row[OBJECTIVE]:.4f}", f"{row['parameters']['total']:,}"]
+        if (loss := loss_of(row)) is not None:
+            about = "" if OBJECTIVE in row else " (estimate)"
+            last = [f"{loss:.4f}{about}", f"{row['parameters']['total']:,}"]
         table.add_row(row["run"], *(str(row[key]) for key in varied), *last)
     screen.print(table)
 
 
 def plot(rows: list[Row], varied: list[str], path: Path) -> None:
     """Loss against each field that was varied, if matplotlib is installed."""
-    rows = [row for row in rows if row[OBJECTIVE] is not None]
+    rows = [row for row in rows if loss_of(row) is not None]
     if not varied or not rows:
         return
     try:
@@ -226,7 +236,7 @@ def plot(rows: list[Row], varied: list[str], path: Path) -> None:
         values = [parse(str(row[key])) for row in rows]
         is_numeric = all(isinstance(v, int | float) for v in values)
         axis.plot(
-            values if is_numeric else list(map(str, values)), [r[OBJECTIVE] for r in rows], "o"
+            values if is_numeric else list(map(str, values)), [loss_of(row) for row in rows], "o"
         )
         if is_numeric and min(values) > 0 and max(values) / min(values) > 20:
             axis.set_xscale("log")

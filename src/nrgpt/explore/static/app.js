@@ -6,7 +6,7 @@ const data = JSON.parse($("data").textContent);
 const isCalm = matchMedia("(prefers-reduced-motion: reduce)").matches;
 const DEFAULTS = { steps: null, rate: 1, beta: 1, temperature: 1, cone: null, frozen: false, word: "", weight: 0 };
 const chosen = { text: null, A: 0, t: null, quantity: "energy", change: false, models: [0], settings: [{ ...DEFAULTS }] };
-let panels = [], active = 0, fresh = null, isPlaying = false, isGenerating = false, turn = { turn: 0.6, tilt: 0.6 };
+let panels = [], active = 0, fresh = null, isPlaying = false, isGenerating = false, turn = { turn: 0.6, tilt: 0.85 };
 
 class Panel {
   constructor(number) {
@@ -32,6 +32,7 @@ class Panel {
     if (tokens.length > context) notices.push(`only the first ${context} of ${tokens.length} tokens fit into this model`);
     this.notice = notices.join("; ");
     if (!tokens.length) {
+      this.record = this.land = null;
       this.notice ||= "type something";
       return true;
     }
@@ -91,7 +92,10 @@ function hosts(id, count = panels.length) {
 }
 
 function each(id, action) {
-  hosts(id).forEach((host, i) => panels[i].record && action(host, panels[i].see(), panels[i]));
+  hosts(id).forEach((host, i) => {
+    if (panels[i].record) action(host, panels[i].see(), panels[i]);
+    else host.replaceChildren(html("p", { class: "soft" }, "Nothing to see: this model can read nothing of the text."));
+  });
 }
 
 function draw() {
@@ -118,7 +122,7 @@ function drawMoving() {
   $("t").value = at;
   $("t-out").textContent = `${Math.round(at)} of ${steps()}`;
   $("follow-out").textContent = `${see.A + 1}: ${visible(see.label(see.record.tokens[see.A]))}`;
-  $("curves-about").textContent = aboutOf(nameOf(see));
+  $("curves-about").textContent = aboutCurves();
   $("stage-about").textContent = ABOUT_STAGE[howMany(panel => panel.record && /energy/.test(nameOf(panel.see())))];
   $("attention-about").textContent = ABOUT_ATTENTION[howMany(panel => panel.info.terms.length)];
   each("stage", drawStage);
@@ -127,6 +131,13 @@ function drawMoving() {
   each("says", drawSays);
   drawAttentions();
   drawLand();
+}
+
+// What the large curves are, once if both show the same.
+function aboutCurves() {
+  const told = panels.map(panel => panel.record && aboutOf(nameOf(panel.see())));
+  const different = new Set(told.filter(Boolean));
+  return different.size < 2 ? [...different][0] : told.map((text, i) => `${"AB"[i]}: ${text}`).join(" ");
 }
 
 // All, some or none of the models that are shown.
@@ -174,7 +185,8 @@ function drawLamps() {
       const all = energy.slice(1).flatMap((row, t) => row.map((v, A) => [v - energy[t][A], Math.abs(v)]));
       const rises = all.filter(([rise, size]) => rise > 1e-6 * Math.max(1, size)).length;
       told = ` In this text ${rises ? number(rises) : "none"} of ${number(all.length)} steps raise${rises === 1 || !rises ? "s" : ""} an energy.`;
-      if (rises && found.level === "EVERY_STEP") told += " (Here earlier tokens move too. Let them stand still, below, to see what is proved.)";
+      const isMoving = !panel.settings.frozen && found.level === "EVERY_STEP", hasSwitch = panel.info.engine && !panel.info.settled;
+      if (rises && isMoving) told += ` (Here earlier tokens move too. ${hasSwitch ? "Let them stand still, below, to see what is proved" : "While they stand still, none rises"}.)`;
     }
     const why = html("details", {}, html("summary", {}, "why"), html("ul", {}, found.findings.map(f => html("li", {}, `${f.part}: ${f.why}`))));
     return html("div", { class: `lamp ${found.level}` }, html("i", { "aria-hidden": "true" }), html("div", {}, (panels.length > 1 ? `${"AB"[i]}: ` : "") + found.title[0].toUpperCase() + found.title.slice(1) + "." + told, why));
@@ -227,14 +239,14 @@ async function play() {
 
 // Token after token; each rolls down before the next one comes.
 async function generate() {
-  if (isGenerating) return stop();
+  if (isGenerating || !panels[active].record) return stop();
   stop();
   isGenerating = true;
   $("generate").textContent = "Stop";
   const panel = panels[active], { source, info } = panel;
   while (isGenerating && panel.record.tokens.length < info.context) {
-    const token = await source.next(panel.record, panel.settings.temperature);
-    if (!isGenerating || token === info.end) break;
+    const token = await source.next(panel.record, panel.settings.temperature).catch(error => tell(error.message));
+    if (!isGenerating || token === undefined || token === info.end) break;
     const before = panel.record.tokens.length;
     setText(source.append(chosen.text, token));
     await compute();
@@ -260,7 +272,9 @@ function setText(text) {
 }
 
 async function survey_() {
-  const panel = panels[active], mine = panel.asked, { A } = panel.see();
+  const panel = panels[active], mine = panel.asked;
+  if (!panel.record) return;
+  const { A } = panel.see();
   $("land-progress").textContent = "surveying …";
   const progress = share => ($("land-progress").textContent = `surveying: ${percent(share)}`);
   try {

@@ -96,6 +96,7 @@ function drawModels() {
   $("examples").replaceChildren(...(info.examples ?? []).map(text => html("button", {
     type: "button", onclick: () => { stop(); setText(text); compute(); },
   }, text.trim() || "(new line)")));
+  $("what").replaceChildren(...panels.map(({ info }, i) => html("p", {}, (panels.length > 1 ? `${"AB"[i]}: ` : "") + aboutModel(info))));
   $("text").readOnly = Boolean(info.recorded);
   const isRecorded = Boolean(info.recorded);  // the model is not in the page
   for (const id of ["generate", "compare", "examples", "text", "text-label", "survey"]) $(id).hidden = isRecorded;
@@ -105,6 +106,13 @@ function drawModels() {
   $("compare").setAttribute("aria-pressed", String(panels.length > 1));
   const places = panels.map(({ info }) => (info.engine ? "in this page, by a small engine in JavaScript" : info.recorded ? "beforehand, by Python" : "by Python on this machine"));
   $("where").textContent = [...new Set(places)].join(", and ");
+  $("kept").hidden = isRecorded;
+  document.title = `${[...new Set(panels.map(({ info }) => info.name))].join(" and ")} – nrgpt explorer`;
+}
+
+function aboutModel({ what, parameters, steps }) {
+  const size = parameters ? `${parameters.toLocaleString("en-US")} parameters, ` : "A recording of a model ";
+  return `${what ? `${what}. ` : ""}${size}trained with ${steps} step${steps === 1 ? "" : "s"}.`.replace(/^t/, "T");
 }
 
 // Panels for the chosen models; the text changes only if a model cannot read the old one.
@@ -228,8 +236,9 @@ function turned(along, down) {
   drawLand();
 }
 
-document.documentElement.dataset.theme = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
-$("theme").textContent = document.documentElement.dataset.theme === "dark" ? "Light" : "Dark";
+const darkness = matchMedia("(prefers-color-scheme: dark)");  // of the system, or of a page around this one
+darkness.addEventListener("change", () => setTheme(darkness.matches));
+setTheme(darkness.matches);
 listen();
 arrange(recall() ?? undefined).then(() => {
   if (!isCalm && chosen.t === null && !location.hash.includes("settings=")) play();

@@ -76,6 +76,12 @@ function blend(stops, share) {
   return `rgb(${stops[i].map((c, k) => Math.round(c + (stops[i + 1][k] - c) * (s - i)))})`;
 }
 
+// As a line on the page's paper, dark or light: there the ends of a ramp would hardly be seen.
+function lineColour(stops, share) {
+  const isDark = document.documentElement.dataset.theme === "dark";
+  return blend(stops.map(rgb => rgb.map(v => (isDark ? v + 0.45 * (255 - v) : 0.85 * v))), share);
+}
+
 // Pictures ---------------------------------------------------------------------------------------
 
 const FONT = "ui-sans-serif, system-ui, sans-serif", MONO = "ui-monospace, Menlo, Consolas, monospace";
@@ -101,25 +107,36 @@ function curve(points) {
   return d;
 }
 
+// What belongs to the left edge stays there when a wide picture is moved sideways.
+function stay(host, drawn) {
+  const side = drawn.querySelector(".side"), hold = () => side.setAttribute("transform", `translate(${host.scrollLeft})`);
+  drawn.append(side);
+  host.onscroll = hold;
+  hold();
+}
+
 // Axes with titles around a box {left, right, top, bottom}.
 function axes(box, xs, ys, { x, y, xTitle, yTitle, trained = null }) {
-  const colours = theme(), group = svg("g", { fill: colours.soft });
+  const colours = theme(), group = svg("g", { fill: colours.soft }), side = svg("g", { class: "side", fill: colours.soft });
+  side.append(svg("rect", { y: box.top - 8, width: box.left - 4, height: box.bottom - box.top + 12, fill: colours.paper, opacity: 0.85 }));
   for (const v of ys) {
     group.append(stroke(`M${box.left} ${y(v)}H${box.right}`, colours.line));
-    group.append(write(box.left - 6, y(v) + 4, number(v), { "text-anchor": "end", "font-size": 11 }));
+    side.append(write(box.left - 6, y(v) + 4, number(v), { "text-anchor": "end", "font-size": 11 }));
   }
   for (const v of xs)
     group.append(write(x(v), box.bottom + 15, String(v), { "text-anchor": "middle", "font-size": 11 }));
   if (trained !== null)
     group.append(stroke(`M${x(trained)} ${box.top}V${box.bottom}`, colours.soft, 1, { "stroke-dasharray": "2 3" }));
   if (xTitle) group.append(write((box.left + box.right) / 2, box.bottom + 31, xTitle, { "text-anchor": "middle" }));
-  if (yTitle) group.append(write(2, box.top - 8, yTitle, { "text-anchor": "start" }));
+  group.append(side);
+  if (yTitle) side.append(write(2, box.top - 8, yTitle, { "text-anchor": "start" }));
   return group;
 }
 
 // What was drawn, as a file.
 function save(drawn, name, kind) {
   const copy = drawn.cloneNode(true), [, , width, height] = copy.getAttribute("viewBox").split(" ").map(Number);
+  copy.querySelector(".side")?.removeAttribute("transform");
   copy.prepend(svg("rect", { width: "100%", height: "100%", fill: theme().paper }));
   const text = new XMLSerializer().serializeToString(copy);
   const offer = href => html("a", { href, download: `${name}.${kind}` }).click();

@@ -139,7 +139,7 @@ class Remote extends Source {
       method: "POST",
       headers: { "Content-Type": "application/json", "X-NRGPT-Key": this.info.key },
       body: JSON.stringify({ model: this.info.name, ...body }),
-    });
+    }).catch(() => { throw new Error("nrgpt explore does not answer: is it still running?"); });
     const found = await answer.json();
     if (!answer.ok) throw new Error(found.error ?? answer.statusText);
     this.info.texts = { ...this.info.texts, ...found.texts };

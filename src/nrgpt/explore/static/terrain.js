@@ -36,6 +36,8 @@ function sectionOf(land, name) {
   return { ...section, minima, pathEnergy: land.pathEnergy };
 }
 
+const titlesOf = land => ["towards the minimum below", land.minima.length > 1 ? "towards another minimum" : "towards its start"];
+
 function drawMap(host, see, land) {
   const colours = theme(), width = Math.max(200, host.clientWidth), height = Math.min(440, width + 40);
   const side = Math.min(width - 70, height - 76), box = { left: 56, right: 56 + side, top: 28, bottom: 28 + side };
@@ -43,14 +45,14 @@ function drawMap(host, see, land) {
   const x = linear([-far, far], [box.left, box.right]), y = linear([-far, far], [box.bottom, box.top]);
   const gx = i => x(land.axis[0] + i * (2 * far) / (count - 1)), gy = j => y(land.axis[0] + j * (2 * far) / (count - 1));
   const said = land.minima.map(m => visible(see.label(m.said[0]))).join(" and ");
-  const drawn = picture(width, Math.max(height, box.bottom + 60), `Map of the energy around token ${see.A + 1}, with its path; at the ${land.minima.length > 1 ? "two minima" : "minimum"} it would say ${said}`);
+  const drawn = picture(width, Math.max(height, box.bottom + 80), `Map of the energy around token ${see.A + 1}, with its path; at the ${land.minima.length > 1 ? "two minima" : "minimum"} it would say ${said}`);
   const half = side / (count - 1) / 2;  // pixels are centred on their points
   drawn.append(svg("image", { href: shades(land.energy, range), x: box.left - half, y: box.top - half, width: side + 2 * half, height: side + 2 * half, preserveAspectRatio: "none" }));
   const lines = (grid, which, colour, attributes) => which.forEach(level => drawn.append(stroke(
     contour(grid, level).map(([p, q]) => `M${gx(p[0]).toFixed(1)} ${gy(p[1]).toFixed(1)}L${gx(q[0]).toFixed(1)} ${gy(q[1]).toFixed(1)}`).join(""), colour, 1, attributes)));
   lines(land.energy, levels(range, 14), "#fff", { opacity: 0.35 });
   if (land.own) lines(land.own, levels(extent(land.own.flat()), 8), "#fff", { opacity: 0.9, "stroke-dasharray": "5 4" });
-  drawn.append(axes(box, [], [], { x, y, xTitle: "towards the minimum below", yTitle: land.minima.length > 1 ? "towards another minimum" : "towards its start" }));
+  drawn.append(axes(box, [], [], { x, y, xTitle: titlesOf(land)[0], yTitle: titlesOf(land)[1] }));
   const t = timeOf(see, see.A), last = land.path.length - 1, i = Math.min(Math.floor(t), last), j = Math.min(i + 1, last);
   const at = [0, 1].map(k => land.path[i][k] + (t - i) * (land.path[j][k] - land.path[i][k]));
   const place = ([a, b]) => [x(a), y(b)];
@@ -67,26 +69,36 @@ function drawMap(host, see, land) {
   }
   const [a, b] = place(at);
   drawn.append(svg("circle", { cx: a, cy: b, r: 6, fill: colours.accent, stroke: "#fff", "stroke-width": 2 }));
-  const legend = ["● token", "★ minimum", ...(land.pass ? ["✕ pass"] : []), ...(land.own ? ["┄ your energy"] : [])];
+  const legend = ["● token", "─ its path", "★ minimum", ...(land.pass ? ["✕ pass"] : []), ...(land.own ? ["┄ your energy"] : [])];
   legend.forEach((text, i) => drawn.append(write(4 + i * (width - 8) / legend.length, box.bottom + 52, text, { fill: colours.soft, "font-size": 11 })));
+  const ramp = linear([0, 40], [box.left, box.left + 120]), low = number(range[0]);
+  for (let k = 0; k < 40; k++)
+    drawn.append(svg("rect", { x: ramp(k), y: box.bottom + 63, width: 3.5, height: 9, fill: blend(ENERGY, k / 39) }));
+  drawn.append(svg("g", { fill: colours.soft, "font-size": 11 },
+    write(box.left - 6, box.bottom + 72, low, { "text-anchor": "end" }), write(ramp(41.5), box.bottom + 72, `${number(range[1])}  energy E`)));
   show(host, drawn);
 }
 
 // The same as a surface, seen from ``view`` = {turn, tilt}, in radians; far squares first.
 function drawSurface(host, see, land, view) {
-  const colours = theme(), width = host.clientWidth, height = Math.min(440, 0.85 * width), every = 1;
-  const range = extent(land.energy.flat()), far = land.axis.at(-1), scale = Math.min(0.36 * width, 0.4 * height);
-  const up = v => 1.1 * ((v - range[0]) / (range[1] - range[0]) - 0.5);
+  const colours = theme(), width = Math.max(200, host.clientWidth), height = Math.min(440, width + 10);
+  const range = extent(land.energy.flat()), far = land.axis.at(-1), top = 0.55, base = -0.68;
+  const up = v => top * (2 * (v - range[0]) / (range[1] - range[0]) - 1);
   const [ct, st, cl, sl] = [Math.cos(view.turn), Math.sin(view.turn), Math.cos(view.tilt), Math.sin(view.tilt)];
-  const project = (px, py, v) => {
-    const a = px / far, b = py / far, u = a * ct - b * st, w = a * st + b * ct;
-    return [width / 2 + scale * u, height / 2 - scale * (up(v) * cl + w * sl), w * cl - up(v) * sl];
+  const scale = Math.min((width - 12) / 2 / Math.SQRT2, (height - 64) / (2 * Math.SQRT2 * sl + (top - base) * cl));
+  const middle = height / 2 + scale * (top + base) / 2 * cl;  // however it is turned, nothing is cut off
+  const place = (a, b, z) => {
+    const u = a * ct - b * st, w = a * st + b * ct;
+    return [width / 2 + scale * u, middle - scale * (z * cl + w * sl), w * cl - z * sl];
   };
-  const drawn = picture(width, height, "The same landscape as a surface that can be turned");
+  const project = (px, py, v) => place(px / far, py / far, up(v));
+  const drawn = picture(width, height, "The same landscape as a surface that can be turned; its height is the energy");
+  drawn.append(...frame(place, base, view.turn, titlesOf(land)));
+  drawn.append(write(2, 20, "height and colour: energy E", { fill: colours.soft, "font-size": 11 }));
   const squares = [];
-  for (let j = 0; j + every < land.axis.length; j += every)
-    for (let i = 0; i + every < land.axis.length; i += every) {
-      const corners = [[i, j], [i + every, j], [i + every, j + every], [i, j + every]].map(([p, q]) =>
+  for (let j = 0; j + 1 < land.axis.length; j++)
+    for (let i = 0; i + 1 < land.axis.length; i++) {
+      const corners = [[i, j], [i + 1, j], [i + 1, j + 1], [i, j + 1]].map(([p, q]) =>
         project(land.axis[p], land.axis[q], land.energy[q][p]));
       squares.push([corners.reduce((sum, c) => sum + c[2], 0), corners, land.energy[j][i]]);
     }
@@ -106,8 +118,27 @@ function drawSurface(host, see, land, view) {
   show(host, drawn);
 }
 
+// The ground beneath a surface, with the titles of its two axes along the edges that are near.
+function frame(place, base, turn, titles) {
+  const colours = theme(), corners = [[-1, -1], [1, -1], [1, 1], [-1, 1]].map(([a, b]) => place(a, b, base));
+  const drawn = [stroke(`M${corners.map(([x, y]) => `${x.toFixed(1)} ${y.toFixed(1)}`).join("L")}Z`, colours.soft, 1, { opacity: 0.6 })];
+  const near = [Math.sin(turn) > 0 ? -1 : 1, Math.cos(turn) > 0 ? -1 : 1];  // the nearer value of either coordinate
+  titles.forEach((title, axis) => {
+    const at = along => place(...(axis === 0 ? [along, near[1]] : [near[0], along]), base);
+    const [[x, y], [p, q]] = [at(-1), at(1)], isRight = p > x, slope = Math.atan2(q - y, p - x) * 180 / Math.PI;
+    const turned = isRight ? slope : slope + 180, text = isRight ? `${title} →` : `← ${title}`;
+    const middle = [(x + p) / 2, (y + q) / 2], length = Math.hypot(p - x, q - y);
+    drawn.push(write(0, 14, text, {
+      transform: `translate(${middle.map(v => v.toFixed(1))}) rotate(${turned.toFixed(1)})`, "text-anchor": "middle",
+      "font-size": Math.min(11, length / 14).toFixed(1), fill: colours.soft,
+    }));
+  });
+  return drawn;
+}
+
 function drawStarts(host, see, land) {
-  const say = m => m.said.slice(0, 3).flatMap((token, i) =>
+  const isSaid = m => m.said.filter((_, i) => i < 3 && (!i || m.chances[i] >= 0.0005));  // no "0 %"
+  const say = m => isSaid(m).flatMap((token, i) =>
     [i ? ", " : "", html("span", { class: "nowrap" }, html("code", {}, html("bdi", {}, visible(see.label(token)))), ` ${percent(m.chances[i]).replace(" ", "\u00a0")}`)]);
   const cells = (tag, values) => values.map(v => html(tag, tag === "th" ? { scope: "col" } : {}, v));
   const minima = land.minima.map((m, i) => html("tr", {}, cells("td", [`★ ${i + 1}`, number(m.energy), String(m.count), say(m)])));

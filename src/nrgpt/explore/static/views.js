@@ -36,7 +36,7 @@ function show(host, drawn) {
 function drawStage(host, see) {
   const { record, label, A } = see, table = chosenOf(see), N = record.tokens.length, colours = theme();
   const longest = Math.max(...record.tokens.map(token => [...visible(label(token))].length)), isWide = longest > 1;
-  const width = Math.max(host.clientWidth, 76 + (isWide ? 26 : 11) * N), height = 340;
+  const width = Math.max(host.clientWidth, 76 + (isWide ? 20 : 11) * N), height = 340;
   const box = { left: 62, right: width - 14, top: 26, bottom: height - 40 };
   const all = extent(table.flat()), pad = 0.06 * (all[1] - all[0]), range = [all[0] - pad, all[1] + pad];
   const x = linear([-0.7, N - 0.3], [box.left, box.right]), y = linear(range, [box.bottom, box.top]);
@@ -50,10 +50,10 @@ function drawStage(host, see) {
   for (let i = 0; i < N; i++) {
     const states = table.map(row => row[i]), from = states.find(isNumber), t = timeOf(see, i), now = between(table, i, t);
     if (!isNumber(now)) continue;
-    const own = i === A, colour = blend(ENERGY, (now - all[0]) / (all[1] - all[0]));
+    const own = i === A, colour = lineColour(ENERGY, (now - all[0]) / (all[1] - all[0]));
     const trail = svg("g", { class: "token", onclick: () => see.follow(i) });
     trail.append(svg("rect", { x: x(i - 0.5), y: box.top, width: x(1) - x(0), height: box.bottom - box.top, fill: "transparent" }));
-    trail.append(stroke(`M${x(i)} ${y(from)}V${y(now)}`, own ? colours.accent : colour, own ? 2.5 : 1.2, { opacity: own ? 0.9 : 0.45 }));
+    trail.append(stroke(`M${x(i)} ${y(from)}V${y(now)}`, own ? colours.accent : colour, own ? 2.5 : 1.2, { opacity: own ? 0.9 : 0.6 }));
     trail.append(svg("circle", { cx: x(i), cy: y(from), r: own ? 2.5 : 1.5, fill: own ? colours.accent : colour, opacity: 0.6 }));
     trail.append(write(x(i), y(now) + size * 0.32, visible(label(record.tokens[i])), {
       "text-anchor": "middle", "font-size": own ? size * 1.25 : size, "font-family": MONO,
@@ -65,6 +65,7 @@ function drawStage(host, see) {
   show(host, drawn);
   const away = x(A) - host.scrollLeft;  // keep the followed token in sight
   if (away < 40 || away > host.clientWidth - 40) host.scrollLeft = x(A) - host.clientWidth / 2;
+  stay(host, drawn);
 }
 
 // Under each token of the text, a column of its values: the first state on top.
@@ -75,7 +76,7 @@ function drawHeat(host, see, isChange) {
   const lines = Math.ceil(tokens.length / Math.max(1, Math.floor((width - 34) / least)));
   const perLine = Math.ceil(tokens.length / lines), tall = Math.max(3, Math.min(11, 150 / rows));
   const cell = Math.max(least, Math.min(1.6 * least, (width - 34) / perLine));
-  const lineHeight = 24 + rows * tall + 14, height = lines * lineHeight + 34;
+  const lineHeight = 24 + rows * tall + 14, height = lines * lineHeight + 50;
   const values = isChange ? table.slice(1).map((row, t) => row.map((v, i) => (isNumber(v) && isNumber(table[t][i]) ? v - table[t][i] : null))) : table;
   const range = extent(values.flat()), far = Math.max(...range.map(Math.abs)) || 1;
   const bend = v => Math.asinh(30 * v / far) / Math.asinh(30);  // small late changes beside large early ones
@@ -95,6 +96,7 @@ function drawHeat(host, see, isChange) {
     if (own) column.append(svg("rect", { x, y: y + 23, width: cell, height: rows * tall + 2, fill: "none", stroke: colours.accent, "stroke-width": 2 }));
     drawn.append(column);
   });
+  drawn.append(write(26, 17, "step", { "text-anchor": "end", "font-size": 10, fill: colours.soft }));
   for (let line = 0; line < lines; line++) {
     const y = line * lineHeight + 24;
     drawn.append(write(26, y + 8, "0", { "text-anchor": "end", "font-size": 10, fill: colours.soft }));
@@ -106,7 +108,8 @@ function drawHeat(host, see, isChange) {
   stops.forEach((s, i) => legend.append(svg("rect", {
     x: 58 + i * span / 40, y: -9, width: span / 40 + 0.5, height: 9, fill: blend(isChange ? CHANGE : ENERGY, s),
   })));
-  legend.append(write(52, 0, number(ends[0]), { "text-anchor": "end" }), write(64 + span, 0, number(ends[1])));
+  legend.append(write(52, 0, number(ends[0]), { "text-anchor": "end" }), write(64 + span, 0, number(ends[1])),
+    write(58, -15, (isChange ? "change of " : "") + titleOf(nameOf(see))));
   drawn.append(legend);
   show(host, drawn);
 }
@@ -123,7 +126,7 @@ function drawCurves(host, see, name, { height = 210, isSmall = false } = {}) {
   drawn.append(axes(box, stepTicks(record.steps, isSmall ? 6 : 12), ticks(range), axis));
   const points = i => table.map((row, t) => [x(t), isNumber(row[i]) ? y(row[i]) : null]);
   for (let i = 0; i < N; i++)
-    drawn.append(stroke(curve(points(i)), blend(POSITION, i / Math.max(1, N - 1)), 1, { opacity: 0.55, class: "token", onclick: () => see.follow(i) }));
+    drawn.append(stroke(curve(points(i)), lineColour(POSITION, i / Math.max(1, N - 1)), 1, { opacity: 0.65, class: "token", onclick: () => see.follow(i) }));
   drawn.append(stroke(curve(points(A)), colours.accent, 2.5));
   const now = between(table, A, see.t);
   drawn.append(stroke(`M${x(see.t)} ${box.top}V${box.bottom}`, colours.accent, 1, { opacity: 0.5 }));
@@ -190,12 +193,14 @@ function pictureOfSays(see) {
 function drawAttention(host, see, heads) {
   const { record, label } = see, colours = theme(), seen = heads[0]?.length ?? 0;
   if (!seen) return show(host, html("p", { class: "soft" }, "This token sees no other: it is the first."));
+  const side = svg("g", { class: "side" });
   const texts = record.tokens.slice(0, seen).map(token => visible(label(token)).slice(0, 6));
   const longest = Math.max(...texts.map(text => [...text].length)), least = longest > 1 ? 36 : 12;
   const width = Math.max(host.clientWidth, 62 + least * seen), cell = Math.min(longest > 1 ? 52 : 26, (width - 60) / seen), tall = 18;
   const height = 24 + heads.length * tall + 24, drawn = picture(width, height, `Attention of token ${see.A + 1} to the ${seen} tokens that it sees, by head`);
+  side.append(svg("rect", { y: 18, width: 56, height: height - 18, fill: colours.paper, opacity: 0.85 }));
   heads.forEach((p, h) => {
-    drawn.append(write(52, 20 + h * tall + 12, `head ${h + 1}`, { "text-anchor": "end", "font-size": 11, fill: colours.soft }));
+    side.append(write(52, 20 + h * tall + 12, `head ${h + 1}`, { "text-anchor": "end", "font-size": 11, fill: colours.soft }));
     [...p].forEach((v, B) => {
       const box = svg("rect", { x: 58 + B * cell, y: 20 + h * tall, width: cell - 1, height: tall - 1, fill: colours.accent, opacity: 0.06 + 0.94 * v });
       box.append(svg("title", {}, `${texts[B]}: ${percent(v)}`));
@@ -206,6 +211,8 @@ function drawAttention(host, see, heads) {
   texts.forEach((text, B) => drawn.append(write(58 + (B + 0.5) * cell, 24 + heads.length * tall + 14, text, {
     "text-anchor": "middle", "font-family": MONO, "font-size": size, fill: colours.ink,
   })));
-  drawn.append(write(58, 13, "darker: more attention", { "font-size": 11, fill: colours.soft }));
+  side.append(write(58, 13, "the stronger the colour, the more attention", { "font-size": 11, fill: colours.soft }));
+  drawn.append(side);
   show(host, drawn);
+  stay(host, drawn);
 }
