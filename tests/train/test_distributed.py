@@ -14,11 +14,11 @@ import torch
 from safetensors.torch import load_file
 
 from nrgpt.train import loop
-from nrgpt.train.checkpoint import newest_valid
+from nrgpt.train.checkpoint import CheckpointError, newest_valid
 from nrgpt.train.distributed import seconds_to_wait
 from nrgpt.train.metrics import read_metrics
 from nrgpt.train.runs import load_run
-from nrgpt.train.sharded import read_whole
+from nrgpt.train.sharded import read_whole, weights_of
 from tests.processes import ROOT, environment, finished, output_of, patience, started, wait_for
 from tests.runs import debug, wait_for_step
 
@@ -162,6 +162,17 @@ def test_shares_go_on_with_other_numbers_of_processes(run, alone, tmp_path):
     loop.train(debug(*options, "iterations=12"), tmp_path / "many")
     one = alone(*options, "iterations=12")
     assert largest_difference(weights(one), weights(tmp_path / "many")) < 1e-5
+
+
+def test_half_of_the_shares_is_no_checkpoint(run, tmp_path):
+    """A training removes one after the other: a reader must not take zeros for weights."""
+    words = ("parallel=fsdp", "sharded=true", "final_evaluation=false", "--to", "run")
+    run(2, *CONSTANT, "save_every=3", "iterations=6", *words)
+    newest, _ = newest_valid(tmp_path / "run" / "checkpoints")
+    (newest / "shards" / sorted(os.listdir(newest / "shards"))[0]).unlink()
+    with pytest.raises(CheckpointError, match=r"shard-00001.*: missing"):
+        weights_of(newest)
+    assert load_run(tmp_path / "run").step < 6
 
 
 KILLED = """
