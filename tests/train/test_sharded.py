@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from nrgpt.train import loop, sharded
+from nrgpt.train import loop, runs, sharded
 from nrgpt.train.checkpoint import CheckpointError, checkpoints, fault_of, newest_valid
 from nrgpt.train.runs import load_run, read_steadily
 
@@ -93,6 +93,31 @@ def test_a_reader_takes_another_if_a_share_goes_away(run, monkeypatch):
     chosen, _, weights = read_steadily(run, None)
     assert chosen.name == "step-00000004"
     assert weights
+
+
+@pytest.mark.parametrize("more", [(), SHARED], ids=["whole", "shares"])
+def test_a_file_that_goes_away_while_it_is_opened(tmp_path, monkeypatch, more, capfd):
+    """torch calls it a RuntimeError, and logs a traceback."""
+    run = tmp_path / "run"
+    loop.train(debug("iterations=8", *EVERY, *more), run)
+    capfd.readouterr()
+    read, opened = runs.weights_of, []
+
+    def weights_of(folder):
+        if opened:
+            return read(folder)
+        opened.append(folder)
+        for path in folder.rglob("*.safetensors"):
+            path.unlink()
+        try:
+            return read(folder)
+        finally:
+            shutil.rmtree(folder)
+
+    monkeypatch.setattr(runs, "weights_of", weights_of)
+    assert load_run(run).step == 4
+    assert opened
+    assert "Traceback" not in "".join(capfd.readouterr())
 
 
 def test_errors_of_torch_are_one_line(run, monkeypatch):

@@ -146,7 +146,11 @@ class FastTokenizer(Tokenizer):
 
     def __init__(self, text: str):
         self.text = text
-        self.backend = need("tokenizers", "this tokenizer", "data").Tokenizer.from_str(text)
+        library: Any = need("tokenizers", "this tokenizer", "data")
+        try:
+            self.backend = library.Tokenizer.from_str(text)
+        except Exception as error:  # the library raises nothing more precise
+            raise ValueError(f"not a tokenizer of the library tokenizers ({error})") from error
         self.backend.no_padding()
         self.backend.no_truncation()
         self.backend.encode_special_tokens = True  # a text cannot smuggle in its own end

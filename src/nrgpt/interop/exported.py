@@ -99,9 +99,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     check_checksums(folder)
     try:
         return symbols_of(read_json(path)) or FastTokenizer(path.read_text(encoding="utf-8"))
-    except ImportError:
-        raise
-    except Exception as error:  # the library raises nothing more precise
+    except (ValueError, TypeError) as error:
         raise ValueError(f"{path}: not a tokenizer ({error})") from error
 
 

@@ -127,6 +127,8 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         return load_file(path)
     except SafetensorError as error:
         raise CheckpointError(f"{path}: not a file of tensors ({error})") from error
+    except RuntimeError as error:  # what torch calls a file that is gone, when it maps it
+        raise CheckpointError(f"{path}: cannot be read ({error})") from error
 
 
 def fault_of(folder: Path) -> str | None:

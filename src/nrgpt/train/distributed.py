@@ -86,6 +86,7 @@ def world(device: str) -> Iterator[World]:
         torch.cuda.set_device(local)
     wait = datetime.timedelta(seconds=seconds_to_wait())
     dist.init_process_group("nccl" if kind == "cuda" else "gloo", timeout=wait)
+    KEPT.append(dist.group.WORLD)
     try:
         yield World(dist.get_rank(), size, local)
     except TrainingError:
@@ -102,6 +103,11 @@ def world(device: str) -> Iterator[World]:
     finally:
         dist.destroy_process_group()
 
+
+KEPT: list[Any] = []
+"""Process groups, which are closed but never freed. A model in DDP may hold the last reference to
+one; freeing it waits for a thread of gloo's, with Python's lock held, and the thread may need that
+lock to let go of a tensor: both wait without end."""
 
 TIMEOUT = "NRGPT_TIMEOUT"
 """Environment variable: seconds that a process waits for the others of its run; 900 if not set."""

@@ -133,8 +133,8 @@ def open_study(name: str, url: str) -> Any:
     except (database_error, optuna.exceptions.OptunaError) as error:
         said = str(error).splitlines()[0]
         raise ValueError(
-            f"{url!r} cannot be used as a record of trials ({said}); choose another --storage, or "
-            f"move {DATABASE} away to begin anew"
+            f"{url or repr(url)} cannot be used as a record of trials ({said}); move it away to "
+            "begin anew, or choose another --storage"
         ) from error
 
 

@@ -10,6 +10,7 @@ optimiser state no process could hold as a whole. By torch.distributed.checkpoin
 Shares are slices of tensors with their places, so any number of processes can read them.
 """
 
+import logging
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping
@@ -24,9 +25,10 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.optim import Optimizer
 
-from ..files import make_folder
+from ..files import make_folder, read_json
 from .checkpoint import (
     FILES,
+    SHARD,
     SHARDS,
     CheckpointError,
     fault_of,
@@ -47,7 +49,10 @@ def is_sharded(folder: Path) -> bool:
 @contextmanager
 def in_words(folder: Path) -> Iterator[None]:
     """What goes wrong in torch as an error of ours: its own is no Exception, and holds a traceback
-    of every process. (It also warns that a single process reads on its own, which is meant.)"""
+    of every process. (It also warns that a single process reads on its own, which is meant, and
+    logs the errors that it raises.)"""
+    root = logging.getLogger()
+    root.addFilter(is_of_others)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -58,6 +63,23 @@ def in_words(folder: Path) -> Iterator[None]:
         raise CheckpointError(f"{folder}: {said}") from error
     except SafetensorError as error:
         raise CheckpointError(f"{folder}: not a file of tensors ({error})") from error
+    except RuntimeError as error:
+        if "unable to open file" not in str(error):  # as when another process is lost
+            raise
+        raise CheckpointError(f"{folder}: {error}") from error
+    finally:
+        root.removeFilter(is_of_others)
+
+
+def is_of_others(record: logging.LogRecord) -> bool:
+    return "checkpoint" not in Path(record.pathname).parts
+
+
+def check_all_there(folder: Path) -> None:
+    """After reading: if a training has removed a share meanwhile, zeros would stand for it."""
+    for name in read_json(folder / "manifest.json"):
+        if SHARD.fullmatch(name) and not (folder / name).is_file():
+            raise CheckpointError(f"{folder / name}: missing")
 
 
 def save(
@@ -133,6 +155,7 @@ def load(folder: Path, model: nn.Module, optimisers: list[Optimizer], where: Wor
             wanted[name] = room_for(about, parameters[of])
     with in_words(folder):
         dcp.load(wanted, storage_reader=reader, no_dist=where.size == 1)
+    check_all_there(folder)
     for number, optimiser in enumerate(optimisers):
         state: dict[int, dict[str, Any]] = {}
         for index, (name, _) in enumerate(named(model, optimiser)):
@@ -177,6 +200,7 @@ def read(folder: Path, prefix: str) -> dict[str, Tensor]:
             if name.startswith(prefix)
         }
         dcp.load(found, storage_reader=reader, no_dist=True)
+    check_all_there(folder)
     is_single = lambda value: prefix == OPTIMISER and value.shape == (1,)  # noqa: E731
     return {
         name.removeprefix(prefix): value[0] if is_single(value) else value

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,8 @@ def verify_run(run: Path) -> Iterator[tuple[str, list[str]]]:
         if fault is not None and is_being_removed(path):
             continue
         if fault is None and not newest:
-            newest = checkpoint.read_state(path)
+            with suppress(FileNotFoundError):  # removed just now
+                newest = checkpoint.read_state(path)
         yield f"checkpoints/{path.name}", [fault] if fault else []
     for path in checkpoint.aside(run / "checkpoints"):
         yield f"checkpoints/{path.name}", ["set aside by the training"]
