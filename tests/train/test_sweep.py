@@ -215,7 +215,7 @@ def test_ranges_that_are_none(tmp_path, given):
 def test_a_file_that_is_no_record_of_trials(tmp_path):
     (tmp_path / "s").mkdir()
     (tmp_path / "s" / "sweep.db").write_bytes(b"garbage" * 1000)
-    with pytest.raises(ValueError, match=r"cannot be used .* move sweep\.db away"):
+    with pytest.raises(ValueError, match=r"sweep\.db cannot be used .* move it away"):
         run(*RANGES, folder=tmp_path / "s", trials=1)
 
 
