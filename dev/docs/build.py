@@ -52,6 +52,7 @@ def gather() -> None:
             if path.suffix in SHOWN and path.is_file():
                 copy(path, OUT / path.relative_to(ROOT))
     others = [*ROOT.glob("*.md"), *ROOT.glob("LICENSE"), ROOT / "CITATION.cff", ROOT / "dev/LOG.md"]
+    others += ROOT.glob("examples/cluster/*")
     for path in others:
         copy(path, OUT / path.relative_to(ROOT))
 
