@@ -294,10 +294,11 @@ def chosen_tokens(jobs: Sequence[Job], logits: Tensor) -> Tensor:
         if sampling.temperature == 0:
             chosen[rows] = sampling.choose(some, said, None)
             continue
-        # On the CPU, since Apple's GPUs have no float64.
-        ends = sampling.probabilities(some, said).cpu().double().cumsum(-1)
+        p = sampling.probabilities(some, said)
+        p = p.cpu() if p.device.type == "mps" else p  # Apple's GPUs have no float64
+        ends = p.double().cumsum(-1)
         drawn = torch.tensor([[jobs[row].dice.random()] for row in rows], dtype=torch.float64)
-        places = torch.searchsorted(ends, drawn * ends[:, -1:], right=True)
+        places = torch.searchsorted(ends, drawn.to(ends.device) * ends[:, -1:], right=True)
         last = logits.shape[-1] - 1
         chosen[rows] = places[:, 0].clamp(max=last).to(chosen.device)
     return chosen
