@@ -5,6 +5,7 @@ import json
 import queue
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -20,6 +21,8 @@ from .measure import Report, Work, compare
 MODEL = "zoo:shakespeare_certified"
 TOKENS = 32
 """New ones for each text."""
+LONGEST_START = 300
+"""Seconds that the server may take to say where it is."""
 
 
 def serve(device: torch.device, *, compile: bool) -> list[Report]:
@@ -100,13 +103,17 @@ def server(device: torch.device) -> Iterator[str]:
     command += ["--device", device.type]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
+        silent = threading.Timer(LONGEST_START, process.kill)  # then its output ends
+        silent.start()
         try:
             lines = (line.split() for line in process.stdout)
             address = next((words[2] for words in lines if words[:1] == ["serving"]), None)
+            silent.cancel()
             if address is None:
                 raise RuntimeError("the server did not start")
             yield address
         finally:
+            silent.cancel()
             process.terminate()
             try:
                 process.wait(60)
